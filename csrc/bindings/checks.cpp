@@ -1,0 +1,137 @@
+#include "checks.h"
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+#include "../portable/seen_mask.h"
+
+namespace vllm_fork {
+namespace {
+
+using torch::headeronly::ScalarType;
+
+constexpr const char* kMark = "mark_seen_tokens";
+constexpr const char* kApply = "apply_repetition_penalty";
+
+// A std::runtime_error becomes Python's RuntimeError. STD_TORCH_CHECK would do the same, but puts
+// the source file's path and line before the sentence.
+template <typename... Parts>
+void check(bool condition, const Parts&... parts) {
+  if (condition) return;
+  std::ostringstream sentence;
+  (sentence << ... << parts);
+  throw std::runtime_error(sentence.str());
+}
+
+// The name that Python gives to a dtype, for those that a caller may plausibly pass.
+std::string dtype_name(ScalarType type) {
+  switch (type) {
+    case ScalarType::Float: return "float32";
+    case ScalarType::Double: return "float64";
+    case ScalarType::Half: return "float16";
+    case ScalarType::BFloat16: return "bfloat16";
+    case ScalarType::Int: return "int32";
+    case ScalarType::Long: return "int64";
+    case ScalarType::Bool: return "bool";
+    default: return std::string("torch's ") + toString(type);
+  }
+}
+
+void check_dtype(const char* op, const char* name, const Tensor& tensor, ScalarType expected) {
+  check(tensor.scalar_type() == expected, op, ": ", name, " must have dtype ",
+        dtype_name(expected), ", but has ", dtype_name(tensor.scalar_type()), ".");
+}
+
+void check_dim(const char* op, const char* name, const Tensor& tensor, int64_t dim) {
+  check(tensor.dim() == dim, op, ": ", name, " must have ", dim, " dimension(s), but has ",
+        tensor.dim(), ".");
+}
+
+void check_contiguous(const char* op, const char* name, const Tensor& tensor) {
+  check(tensor.is_contiguous(), op, ": ", name, " must be contiguous.");
+}
+
+void check_length(const char* op, const char* name, const Tensor& tensor, int64_t length,
+                  const char* reference) {
+  check(tensor.size(0) == length, op, ": ", name, " must have one entry for each of the ", length,
+        " ", reference, ", but has ", tensor.size(0), ".");
+}
+
+void check_same_device(const char* op, const char* name, const Tensor& tensor,
+                       const Tensor& reference) {
+  check(tensor.device() == reference.device(), op, ": ", name,
+        " must be on the same device as the tensor that is changed in place.");
+}
+
+void check_vector(const char* op, const char* name, const Tensor& tensor,
+                  const Tensor& reference) {
+  check_dim(op, name, tensor, 1);
+  check_contiguous(op, name, tensor);
+  check_same_device(op, name, tensor, reference);
+}
+
+void check_seen(const char* op, const Tensor& seen) {
+  check_dtype(op, "seen", seen, ScalarType::Int);
+  check_dim(op, "seen", seen, 2);
+  check_contiguous(op, "seen", seen);
+}
+
+// Rows may lie apart (a slice of a wider buffer) but not on top of each other.
+void check_logits(const Tensor& logits) {
+  check_dtype(kApply, "logits", logits, ScalarType::Float);
+  check_dim(kApply, "logits", logits, 2);
+  const int64_t rows = logits.size(0);
+  const int64_t vocab = logits.size(1);
+  check(vocab <= 1 || logits.stride(1) == 1, kApply,
+        ": the last dimension of logits must be contiguous, but has stride ", logits.stride(1),
+        ".");
+  check(rows <= 1 || logits.stride(0) >= vocab, kApply,
+        ": the rows of logits must not overlap, but their stride is ", logits.stride(0), " for ",
+        vocab, " tokens.");
+}
+
+}  // namespace
+
+void check_mark_seen_tokens(const Tensor& seen, const Tensor& slots, const Tensor& token_ids) {
+  check_seen(kMark, seen);
+  check_dtype(kMark, "slots", slots, ScalarType::Int);
+  check_vector(kMark, "slots", slots, seen);
+  const ScalarType token_type = token_ids.scalar_type();
+  check(token_type == ScalarType::Int || token_type == ScalarType::Long, kMark,
+        ": token_ids must have dtype int32 or int64, but has ", dtype_name(token_type), ".");
+  check_vector(kMark, "token_ids", token_ids, seen);
+  check_length(kMark, "token_ids", token_ids, slots.size(0), "slots");
+}
+
+void check_apply_repetition_penalty(const Tensor& logits, const Tensor& seen, const Tensor& slots,
+                                    const Tensor& penalties) {
+  check_logits(logits);
+  check_seen(kApply, seen);
+  check_same_device(kApply, "seen", seen, logits);
+  const int64_t words = num_mask_words(logits.size(1));
+  check(seen.size(1) == words, kApply, ": seen must have ", words, " words a row for ",
+        logits.size(1), " tokens, but has ", seen.size(1), ".");
+  check_dtype(kApply, "slots", slots, ScalarType::Int);
+  check_vector(kApply, "slots", slots, logits);
+  check_length(kApply, "slots", slots, logits.size(0), "rows of logits");
+  check_dtype(kApply, "penalties", penalties, ScalarType::Float);
+  check_vector(kApply, "penalties", penalties, logits);
+  check_length(kApply, "penalties", penalties, logits.size(0), "rows of logits");
+}
+
+void check_slot(const char* op, int64_t index, int64_t slot, int64_t num_slots) {
+  check(slot < num_slots, op, ": slots[", index, "] is ", slot, ", but seen has ", num_slots,
+        " rows.");
+}
+
+void check_token(int64_t index, int64_t token, int64_t num_words) {
+  check(token < num_words * kTokensPerWord, kMark, ": token_ids[", index, "] is ", token,
+        ", but seen has room for ", num_words * kTokensPerWord, " tokens.");
+}
+
+void check_penalty(int64_t index, float penalty) {
+  check(penalty > 0.0f, kApply, ": penalties[", index, "] must be above 0, but is ", penalty, ".");
+}
+
+}  // namespace vllm_fork

@@ -1,0 +1,24 @@
+// Checks of the ops' arguments: each failure is one sentence that names the op and the argument.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+
+namespace vllm_fork {
+
+using torch::stable::Tensor;
+
+// The arguments of mark_seen_tokens: see the op's schema.
+void check_mark_seen_tokens(const Tensor& seen, const Tensor& slots, const Tensor& token_ids);
+
+// The arguments of apply_repetition_penalty: see the op's schema.
+void check_apply_repetition_penalty(const Tensor& logits, const Tensor& seen, const Tensor& slots,
+                                    const Tensor& penalties);
+
+// For the CPU, where values can be looked at before anything is written.
+void check_slot(const char* op, int64_t index, int64_t slot, int64_t num_slots);
+void check_token(int64_t index, int64_t token, int64_t num_words);
+void check_penalty(int64_t index, float penalty);
+
+}  // namespace vllm_fork

@@ -1,0 +1,10 @@
+// The ops of torch.ops.vllm_fork. Python documents them: vllm/fork_ops/seen_tokens.py.
+#include <torch/csrc/stable/library.h>
+
+STABLE_TORCH_LIBRARY(vllm_fork, library) {
+  library.def("mark_seen_tokens(Tensor(a!) seen, Tensor slots, Tensor token_ids) -> ()");
+  library.def(
+      "apply_repetition_penalty(Tensor(a!) logits, Tensor seen, Tensor slots, Tensor penalties, "
+      "bool reciprocal) -> ()");
+  library.def("cpu_isa() -> str");
+}

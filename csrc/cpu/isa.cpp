@@ -1,0 +1,67 @@
+#include "isa.h"
+
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+namespace vllm_fork {
+namespace {
+
+constexpr const char* kVariable = "VLLM_FORK_CPU_ISA";
+
+bool always() { return true; }
+
+#if defined(VLLM_FORK_X86)
+// These ask the operating system too: a CPU whose wide registers are not saved at a context switch
+// counts as one without them.
+bool has_avx2() { return __builtin_cpu_supports("avx2"); }
+bool has_avx512() { return __builtin_cpu_supports("avx512f"); }
+#endif
+
+// Best first.
+constexpr Isa kIsas[] = {
+#if defined(VLLM_FORK_X86)
+    {"avx512", has_avx512, penalize_row_avx512},
+    {"avx2", has_avx2, penalize_row_avx2},
+#endif
+    {"scalar", always, penalize_row_scalar},
+};
+
+std::string supported_names() {
+  std::string names;
+  for (const Isa& isa : kIsas) {
+    if (isa.is_supported()) names += (names.empty() ? "" : ", ") + std::string(isa.name);
+  }
+  return names;
+}
+
+const Isa& best_isa() {
+  for (const Isa& isa : kIsas) {
+    if (isa.is_supported()) return isa;
+  }
+  throw std::logic_error("the scalar path is always supported");
+}
+
+const Isa& named_isa(const std::string& name) {
+  for (const Isa& isa : kIsas) {
+    if (name == isa.name && isa.is_supported()) return isa;
+  }
+  throw std::runtime_error(std::string(kVariable) + "=" + name +
+                           " is not an instruction set that this CPU and this build have. "
+                           "They have: " +
+                           supported_names() + ".");
+}
+
+const Isa& choose_isa() {
+  const char* name = std::getenv(kVariable);
+  return name == nullptr || *name == '\0' ? best_isa() : named_isa(name);
+}
+
+}  // namespace
+
+const Isa& chosen_isa() {
+  static const Isa& isa = choose_isa();
+  return isa;
+}
+
+}  // namespace vllm_fork

@@ -1,0 +1,18 @@
+// Which instruction set the CPU kernels use: chosen once, at run time.
+#pragma once
+
+#include "penalize_row.h"
+
+namespace vllm_fork {
+
+struct Isa {
+  const char* name;  // "avx512", "avx2" or "scalar"
+  bool (*is_supported)();
+  PenalizeRow penalize_row;
+};
+
+// The best instruction set of this CPU, or the one that VLLM_FORK_CPU_ISA names. The choice is
+// made by the first call. Throws std::runtime_error if the name is unknown or the CPU lacks it.
+const Isa& chosen_isa();
+
+}  // namespace vllm_fork

@@ -1,0 +1,41 @@
+// The loop that the per-instruction-set translation units share.
+//
+// Everything here has internal linkage, so that each of them gets its own copy compiled with its
+// own flags (see portable/macros.h for what goes wrong otherwise).
+#pragma once
+
+#include <cstdint>
+
+#include "../portable/seen_mask.h"
+#include "penalize_row.h"
+
+namespace vllm_fork {
+namespace {
+
+// `Word` is a function object made from the penalty. It is called with the 32 logits of a word and
+// the bits to penalize, at least one of which is set; logits of clear bits may lie outside the row.
+template <typename Word>
+inline void for_each_seen_word(float* logits, const int32_t* seen, int64_t vocab_size,
+                               const Word& word) {
+  const int64_t last = num_mask_words(vocab_size) - 1;
+  for (int64_t w = 0; w < last; ++w) {
+    const auto bits = static_cast<uint32_t>(seen[w]);
+    if (bits != 0) word(logits + w * kTokensPerWord, bits);
+  }
+  const uint32_t bits = static_cast<uint32_t>(seen[last]) & last_word_mask(vocab_size);
+  if (bits != 0) word(logits + last * kTokensPerWord, bits);
+}
+
+// Turns the rule, known at run time, into a template argument, outside of the loop.
+template <template <DivisionRule> class Word>
+inline void penalize_row(float* logits, const int32_t* seen, int64_t vocab_size, float penalty,
+                         DivisionRule rule) {
+  if (rule == DivisionRule::kReciprocal) {
+    for_each_seen_word(logits, seen, vocab_size, Word<DivisionRule::kReciprocal>(penalty));
+  } else {
+    for_each_seen_word(logits, seen, vocab_size, Word<DivisionRule::kDivide>(penalty));
+  }
+}
+
+}  // namespace
+}  // namespace vllm_fork

@@ -1,0 +1,24 @@
+"""The fork's compiled operators, and their torch implementations where no library is built.
+
+Importing this package loads the library and needs torch only, none of the engine.
+
+* :mod:`.seen_tokens` - the tokens that a request has seen, and the repetition penalty on them.
+* :mod:`.library` - where the compiled library is found.
+* :mod:`.reference` - the same operators in plain torch.
+"""
+
+from .seen_tokens import (
+    DivisionRule,
+    apply_repetition_penalty,
+    hf_division_rule,
+    mark_seen_tokens,
+    num_mask_words,
+)
+
+__all__ = [
+    "DivisionRule",
+    "apply_repetition_penalty",
+    "hf_division_rule",
+    "mark_seen_tokens",
+    "num_mask_words",
+]
