@@ -1,0 +1,154 @@
+"""The fork's engine flags: declared, checked and carried to the workers in one place.
+
+The way of a flag: ``LLM(hf_compat=True)`` or ``vllm serve --hf-compat`` sets a field of
+``EngineArgs``; `ForkFlags.from_engine_args` checks it; `ForkFlags.carry` puts it into
+``VllmConfig.additional_config``, which vLLM pickles to every worker process and includes in its
+compilation-cache key; everything else asks `ForkFlags.of(vllm_config)`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+CONFIG_KEY = "fork_flags"
+"""Key of the flags in ``VllmConfig.additional_config``."""
+
+GROUP_TITLE = "ParityConfig"
+
+FlagValue = bool | str
+
+
+@dataclass(frozen=True)
+class FlagSpec:
+    """One flag as the command line shows it.
+
+    Attributes:
+        modes: string values accepted besides True and False.
+        available: the values that this release implements, besides False.
+        help: the text of ``vllm serve --help``.
+    """
+
+    modes: tuple[str, ...]
+    available: tuple[FlagValue, ...]
+    help: str
+
+
+SPECS: dict[str, FlagSpec] = {
+    "hf_compat": FlagSpec(
+        modes=("exact",),
+        available=(True,),
+        help="Answer as Hugging Face `generate()` does: its defaults and generation_config.json "
+        "rules, its stopping rule, and its logits processors over the whole prompt and output.",
+    ),
+    "split_qkv": FlagSpec(
+        modes=(),
+        available=(),
+        help="Compute q, k and v (and gate and up) as separate projections, as Hugging Face does.",
+    ),
+    "deterministic": FlagSpec(
+        modes=("batch",),
+        available=(),
+        help="Make the bits of an answer independent of batch, caching, threads and machine.",
+    ),
+}
+
+
+def check_flag(name: str, value: object) -> FlagValue:
+    """Return `value` if this release can honour it.
+
+    Raises:
+        ValueError: not a value of the flag, or a value that is not implemented yet; the sentence
+            names the values that are.
+    """
+    spec = SPECS[name]
+    if value is False or value is None:
+        return False
+    if value is not True and value not in spec.modes:
+        accepted = ", ".join(map(repr, (True, False, *spec.modes)))
+        raise ValueError(f"{name}={value!r} is not a value of this flag; use one of {accepted}.")
+    if value not in spec.available:
+        instead = " or ".join([*(f"use {name}={v!r}" for v in spec.available), "leave the flag out"])
+        raise ValueError(f"{name}={value!r} is not implemented in this release: {instead}.")
+    assert isinstance(value, bool | str)
+    return value
+
+
+@dataclass(frozen=True)
+class ForkFlags:
+    """The checked values of the fork's flags; all off is upstream vLLM, bit for bit."""
+
+    hf_compat: FlagValue = False
+    split_qkv: FlagValue = False
+    deterministic: FlagValue = False
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            object.__setattr__(self, field.name, check_flag(field.name, getattr(self, field.name)))
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> ForkFlags:
+        """Read and check the flags of ``EngineArgs``.
+
+        Raises:
+            ValueError: see `check_flag`.
+        """
+        return cls(**{field.name: getattr(engine_args, field.name) for field in fields(cls)})
+
+    @classmethod
+    def of(cls, vllm_config: VllmConfig) -> ForkFlags:
+        """Read the flags that an engine or worker process was started with."""
+        additional = vllm_config.additional_config
+        carried = additional.get(CONFIG_KEY) if isinstance(additional, dict) else None
+        return cls(**carried) if carried else cls()
+
+    def carry(self, additional_config: dict[str, Any]) -> dict[str, Any]:
+        """Return `additional_config` with the flags that are on; unchanged if none is."""
+        if self == ForkFlags():
+            return additional_config
+        return {**additional_config, CONFIG_KEY: asdict(self)}
+
+
+class _FlagAction(argparse.Action):
+    """``--flag``, ``--flag MODE`` and ``--no-flag``, checked while the command line is read."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        negated = option_string is not None and option_string.startswith("--no-")
+        if negated and values:
+            raise argparse.ArgumentError(self, f"{option_string} takes no value.")
+        value = values or not negated
+        try:
+            setattr(namespace, self.dest, check_flag(self.dest, value))
+        except ValueError as error:
+            raise argparse.ArgumentError(self, str(error)) from None
+
+
+def add_cli_args(parser: argparse.ArgumentParser) -> None:
+    """Add the fork's flags to vLLM's command line, in a group of their own."""
+    group = parser.add_argument_group(
+        title=GROUP_TITLE, description="Parity with Hugging Face Transformers, and determinism."
+    )
+    for name, spec in SPECS.items():
+        option = name.replace("_", "-")
+        group.add_argument(
+            f"--{option}",
+            f"--no-{option}",
+            dest=name,
+            action=_FlagAction,
+            nargs="?" if spec.modes else 0,
+            default=False,
+            metavar="|".join(spec.modes) or None,
+            help=spec.help,
+        )

@@ -1,0 +1,56 @@
+"""What hf_compat asks of an engine's configuration before anything is loaded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm.exceptions import VLLMValidationError
+from vllm.fork.flags import ForkFlags
+from vllm.hf_compat.generation_config import load_generation_config, merge_generation_config
+from vllm.hf_compat.support import check_fields
+from vllm.logger import init_logger
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+
+logger = init_logger(__name__)
+
+
+def prepare_engine_config(vllm_config: VllmConfig) -> None:
+    """Check that hf_compat can be honoured, and make HF's defaults the engine's; no-op if off.
+
+    Raises:
+        ValueError: the configuration asks for something that hf_compat cannot answer like HF.
+    """
+    if not ForkFlags.of(vllm_config).hf_compat:
+        return
+    _check_features(vllm_config)
+    _use_hf_defaults(vllm_config.model_config)
+    logger.info("hf_compat: Hugging Face generate() semantics, on the V1 model runner.")
+
+
+def _check_features(vllm_config: VllmConfig) -> None:
+    model_config = vllm_config.model_config
+    refused = {
+        "models that do not generate text": model_config.runner_type != "generate",
+        "encoder-decoder models": model_config.is_encoder_decoder,
+        "speculative decoding": vllm_config.speculative_config is not None,
+        "watermarking": vllm_config.watermark_config is not None,
+    }
+    for feature, asked_for in refused.items():
+        if asked_for:
+            raise ValueError(f"hf_compat does not support {feature} yet: leave one of them out.")
+
+
+def _use_hf_defaults(model_config: ModelConfig) -> None:
+    """Give requests that set no temperature HF's: greedy search unless the model samples."""
+    of_model = merge_generation_config(None, load_generation_config(model_config))
+    try:
+        check_fields(of_model)
+    except VLLMValidationError as error:
+        raise ValueError(
+            f"{error} It comes from the model's generation configuration, which "
+            "--override-generation-config can change."
+        ) from None
+    if not of_model.do_sample:
+        model_config.override_generation_config["temperature"] = 0.0

@@ -1,0 +1,91 @@
+"""Transformers' ``GenerationConfig``: loaded, merged and limited as ``generate()`` does it."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+from transformers import GenerationConfig
+
+from vllm.exceptions import VLLMValidationError
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig
+
+
+def load_generation_config(model_config: ModelConfig) -> GenerationConfig:
+    """Return what ``AutoModelForCausalLM.from_pretrained(model).generation_config`` holds.
+
+    That is generation_config.json, or, for models without one, the fields of config.json
+    (``GenerationMixin.adjust_generation_fn``); ``--override-generation-config`` comes on top.
+
+    Raises:
+        ValueError: ``--generation-config vllm``, which asks for other defaults than HF's.
+    """
+    if model_config.generation_config == "vllm":
+        raise ValueError(
+            "--generation-config vllm asks for vLLM's own defaults and hf_compat for Hugging "
+            "Face's: leave one of the two out."
+        )
+    loaded = GenerationConfig.from_dict(model_config.try_get_generation_config())
+    loaded.update(**model_config.override_generation_config)
+    return loaded
+
+
+def merge_generation_config(
+    given: GenerationConfig | None, of_model: GenerationConfig
+) -> GenerationConfig:
+    """Fill the unset fields of `given` from the model's configuration, then from HF's defaults.
+
+    ``GenerationMixin._prepare_generation_config`` does the same with the same methods. Neither
+    argument is changed.
+    """
+    merged = copy.deepcopy(given) if given is not None else GenerationConfig()
+    merged.update(**of_model.to_dict(), defaults_only=True, allow_custom_entries=True)
+    merged.update(**of_model._get_default_generation_params(), defaults_only=True)
+    return merged
+
+
+def eos_token_ids(config: GenerationConfig) -> list[int]:
+    """Return the ids that end a sequence, as a list (HF accepts one, several or none)."""
+    eos = config.eos_token_id
+    if eos is None:
+        return []
+    return [eos] if isinstance(eos, int) else list(eos)
+
+
+def max_new_tokens(
+    config: GenerationConfig,
+    *,
+    length_is_default: bool,
+    prompt_len: int,
+    max_position_embeddings: int | None,
+) -> int:
+    """Return how many tokens HF generates at most after a prompt.
+
+    ``max_new_tokens`` wins over ``max_length``, which counts the prompt; when nobody set either,
+    HF generates 20 tokens, but not beyond the model's positions
+    (``GenerationMixin._prepare_generated_length`` and ``_validate_generated_length``).
+
+    Args:
+        config: a merged configuration.
+        length_is_default: neither the caller nor the model set ``max_length``.
+        prompt_len: number of prompt tokens.
+        max_position_embeddings: of the model's configuration, if it has one.
+
+    Raises:
+        VLLMValidationError: the prompt alone reaches ``max_length``.
+    """
+    if config.max_new_tokens is not None:
+        return int(config.max_new_tokens)
+    limit = config.max_length
+    if length_is_default:
+        limit += prompt_len
+        if max_position_embeddings is not None:
+            limit = min(limit, max_position_embeddings)
+    if limit <= prompt_len:
+        raise VLLMValidationError(
+            f"The prompt has {prompt_len} tokens and max_length={limit} counts them: raise "
+            "max_length, or set max_new_tokens, which does not."
+        )
+    return int(limit - prompt_len)
