@@ -19,6 +19,14 @@ struct Avx2Word {
       : factor(_mm256_set1_ps(penalty)),
         divisor(_mm256_set1_ps(RepetitionPenalty<rule>(penalty).divisor)) {}
 
+  static constexpr int64_t kBlock = 8;
+
+  static uint32_t nonzero_words(const int32_t* words) {
+    const __m256i block = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));
+    const __m256i is_zero = _mm256_cmpeq_epi32(block, _mm256_setzero_si256());
+    return ~static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(is_zero))) & 0xff;
+  }
+
   void operator()(float* logits, uint32_t bits) const {
     for (; bits != 0; bits >>= 8, logits += 8) {
       if ((bits & 0xff) != 0) penalize(logits, lane_mask(bits));

@@ -12,6 +12,13 @@ struct Avx512Word {
       : factor(_mm512_set1_ps(penalty)),
         divisor(_mm512_set1_ps(RepetitionPenalty<rule>(penalty).divisor)) {}
 
+  static constexpr int64_t kBlock = 16;
+
+  static uint32_t nonzero_words(const int32_t* words) {
+    const __m512i block = _mm512_loadu_si512(words);
+    return _mm512_test_epi32_mask(block, block);
+  }
+
   void operator()(float* logits, uint32_t bits) const {
     penalize(logits, static_cast<__mmask16>(bits));
     penalize(logits + 16, static_cast<__mmask16>(bits >> 16));

@@ -14,16 +14,25 @@ namespace {
 
 // `Word` is a function object made from the penalty. It is called with the 32 logits of a word and
 // the bits to penalize, at least one of which is set; logits of clear bits may lie outside the row.
+// Most words of a short text are zero, and which ones is unpredictable for a branch, so it also has
+//   kBlock                   a number of words, and
+//   nonzero_words(words)     which of the next kBlock words are not zero, one bit for each.
 template <typename Word>
 inline void for_each_seen_word(float* logits, const int32_t* seen, int64_t vocab_size,
                                const Word& word) {
   const int64_t last = num_mask_words(vocab_size) - 1;
-  for (int64_t w = 0; w < last; ++w) {
-    const auto bits = static_cast<uint32_t>(seen[w]);
+  const auto visit = [&](int64_t w, uint32_t bits) {
     if (bits != 0) word(logits + w * kTokensPerWord, bits);
+  };
+  int64_t w = 0;
+  for (; w + Word::kBlock <= last; w += Word::kBlock) {
+    for (uint32_t left = Word::nonzero_words(seen + w); left != 0; left &= left - 1) {
+      const int64_t here = w + __builtin_ctz(left);
+      visit(here, static_cast<uint32_t>(seen[here]));
+    }
   }
-  const uint32_t bits = static_cast<uint32_t>(seen[last]) & last_word_mask(vocab_size);
-  if (bits != 0) word(logits + last * kTokensPerWord, bits);
+  for (; w < last; ++w) visit(w, static_cast<uint32_t>(seen[w]));
+  visit(last, static_cast<uint32_t>(seen[last]) & last_word_mask(vocab_size));
 }
 
 // Turns the rule, known at run time, into a template argument, outside of the loop.

@@ -8,6 +8,10 @@ template <DivisionRule rule>
 struct ScalarWord {
   explicit ScalarWord(float penalty) : penalize(penalty) {}
 
+  static constexpr int64_t kBlock = 1;
+
+  static uint32_t nonzero_words(const int32_t* words) { return words[0] != 0; }
+
   void operator()(float* logits, uint32_t bits) const {
     for (; bits != 0; bits &= bits - 1) {
       float& logit = logits[__builtin_ctz(bits)];
