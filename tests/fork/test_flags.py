@@ -1,0 +1,85 @@
+"""The fork's flags: accepted, checked, shown and carried, or refused in one sentence."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import MODEL
+from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
+from vllm.fork.flags import CONFIG_KEY, ForkFlags
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+
+def parse(*arguments: str) -> AsyncEngineArgs:
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
+    return AsyncEngineArgs.from_cli_args(parser.parse_args(["--model", str(MODEL), *arguments]))
+
+
+@pytest.mark.parametrize(
+    "arguments, value",
+    [((), False), (("--hf-compat",), True), (("--hf_compat",), True),
+     (("--hf-compat", "--no-hf-compat"), False)],
+)  # fmt: skip
+def test_command_line(arguments: tuple[str, ...], value: bool) -> None:
+    assert parse(*arguments).hf_compat is value
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (("--split-qkv",), "split_qkv=True is not implemented in this release"),
+        (("--deterministic",), "deterministic=True is not implemented in this release"),
+        (("--deterministic", "batch"), "deterministic='batch' is not implemented"),
+        (("--hf-compat", "exact"), "use hf_compat=True or leave the flag out"),
+        (("--hf-compat", "true"), "hf_compat='true' is not a value of this flag"),
+        (("--no-hf-compat", "exact"), "--no-hf-compat takes no value"),
+    ],
+)
+def test_command_line_refusals(
+    arguments: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse(*arguments)
+    assert stopped.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_carried_to_workers_as_one_object() -> None:
+    """What a worker process unpickles holds the flags; the cache key of compiled code differs."""
+    config = EngineArgs(str(MODEL), dtype="float32", hf_compat=True).create_engine_config()
+    received = pickle.loads(pickle.dumps(config))
+    assert ForkFlags.of(received) == ForkFlags(hf_compat=True)
+    plain = EngineArgs(str(MODEL), dtype="float32").create_engine_config()
+    assert ForkFlags.of(plain) == ForkFlags()
+    assert CONFIG_KEY not in plain.additional_config
+    assert plain.compute_hash() != config.compute_hash()
+
+
+def test_own_additional_config_is_kept() -> None:
+    args = EngineArgs(
+        str(MODEL), dtype="float32", hf_compat=True, additional_config={"mine": 1}
+    )
+    additional = args.create_engine_config().additional_config
+    assert additional["mine"] == 1 and CONFIG_KEY in additional
+
+
+def test_v1_runner_is_enforced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    with_flag = EngineArgs(str(MODEL), dtype="float32", hf_compat=True).create_engine_config()
+    assert with_flag.use_v2_model_runner is False
+
+
+def test_help_shows_a_group() -> None:
+    vllm = Path(sys.executable).parent / "vllm"
+    done = subprocess.run(
+        [str(vllm), "serve", "--help=ParityConfig"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0
+    for flag in ("--hf-compat", "--split-qkv", "--deterministic"):
+        assert flag in done.stdout
+    assert "--max-model-len" not in done.stdout

@@ -1,0 +1,154 @@
+"""Lengths, defaults and the stopping rule are those of `generate()`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from tests.conftest import MODEL
+from tests.hf_compat.test_parity import as_prompts, token_ids
+from tests.reference import generate, prompt_ids
+from vllm.config import ModelConfig
+from vllm.exceptions import VLLMValidationError
+from vllm.hf_compat.frontend import Frontend
+
+if TYPE_CHECKING:
+    from vllm import LLM
+
+MAX_POSITIONS = 64
+
+
+@pytest.fixture(scope="module")
+def small_model() -> PreTrainedModel:
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=MAX_POSITIONS,
+    )
+    torch.manual_seed(0)
+    return LlamaForCausalLM(config).eval()
+
+
+def frontend_of(model: PreTrainedModel, max_model_len: int = 4096) -> Frontend:
+    """Return the `Frontend` for a model in memory, from the files it would be saved with."""
+    fields = {k: v for k, v in model.generation_config.to_diff_dict().items()}
+    stand_in = SimpleNamespace(
+        generation_config="auto",
+        override_generation_config={},
+        try_get_generation_config=lambda: fields,
+        max_model_len=max_model_len,
+        hf_config=model.config,
+    )
+    return Frontend(stand_in)  # type: ignore[arg-type]
+
+
+def optional(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.none() | strategy
+
+
+config_fields = st.fixed_dictionaries(
+    {},
+    optional={
+        "max_length": optional(st.integers(1, 40)),
+        "max_new_tokens": optional(st.integers(1, 30)),
+        "repetition_penalty": optional(st.sampled_from([0.5, 1.0, 1.1, 2.0])),
+        "eos_token_id": optional(st.integers(0, 63) | st.lists(st.integers(0, 63), min_size=1, max_size=40)),
+        "do_sample": optional(st.just(False)),
+        "top_k": optional(st.just(10)),
+        "temperature": optional(st.just(0.7)),
+    },
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(of_model=config_fields, given_fields=optional(config_fields), prompt_len=st.integers(1, 50))
+def test_merged_as_generate_merges(
+    small_model: PreTrainedModel,
+    of_model: dict[str, Any],
+    given_fields: dict[str, Any] | None,
+    prompt_len: int,
+) -> None:
+    """What the engine is told is what `generate()` does: its length, or its refusal."""
+    small_model.generation_config = GenerationConfig(**of_model)
+    config = None if given_fields is None else GenerationConfig(**given_fields)
+    prompt = torch.randint(3, 64, (1, prompt_len), generator=torch.Generator().manual_seed(0))
+    frontend = frontend_of(small_model)
+    try:
+        expected = small_model.generate(prompt, generation_config=config)[0, prompt_len:].tolist()
+    except ValueError:
+        with pytest.raises(VLLMValidationError, match="max_length"):
+            frontend.finish(frontend.to_sampling_params(config), prompt_len)
+        return
+    params = frontend.to_sampling_params(config)
+    frontend.finish(params, prompt_len)
+    stops = {params._eos_token_id, *params.stop_token_ids} - {None}
+    assert len(expected) <= params.max_tokens
+    assert not stops & set(expected[:-1])
+    ended_by_eos = bool(expected) and expected[-1] in stops
+    assert ended_by_eos or len(expected) == params.max_tokens
+
+
+def test_generation_config_of_a_model_without_the_file(tmp_path: Path) -> None:
+    """The end-of-sequence id then comes from config.json, as in Transformers."""
+    folder = shutil.copytree(MODEL, tmp_path / "model")
+    (folder / "generation_config.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": [7, 9]}))
+    hf = AutoModelForCausalLM.from_pretrained(folder)
+    frontend = Frontend(ModelConfig(model=str(folder), dtype="float32"))
+    assert hf.generation_config.eos_token_id == [7, 9]
+    assert frontend.of_model.eos_token_id == [7, 9]
+    assert frontend.of_model.to_diff_dict() == hf.generation_config.to_diff_dict()
+
+
+def test_defaults_are_greedy_and_20_tokens(
+    engine: LLM, hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    prompts = prompt_ids(tokenizer, 3)
+    expected = [generate(hf_model, prompt, GenerationConfig()) for prompt in prompts]
+    assert token_ids(engine.generate(as_prompts(prompts), use_tqdm=False)) == expected
+    assert max(map(len, expected)) == 20
+
+
+def test_max_length_counts_the_prompt(
+    engine: LLM, hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    prompts = [p for p in prompt_ids(tokenizer, 8) if len(p) < 40]
+    config = GenerationConfig(max_length=50)
+    expected = [generate(hf_model, prompt, config) for prompt in prompts]
+    assert len({len(tokens) for tokens in expected}) > 1
+    assert token_ids(engine.generate(as_prompts(prompts), config, use_tqdm=False)) == expected
+
+
+def test_stops_at_hf_eos_ids_alone(
+    engine: LLM, hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """The second and the fifth token of the plain answers become EOS; the tokenizer's is not."""
+    prompts = prompt_ids(tokenizer, 4)
+    plain = [generate(hf_model, p, GenerationConfig(max_new_tokens=12)) for p in prompts]
+    config = GenerationConfig(max_new_tokens=48, eos_token_id=[plain[0][4], plain[1][1]])
+    expected = [generate(hf_model, prompt, config) for prompt in prompts]
+    assert any(len(tokens) < 48 for tokens in expected)
+    outputs = engine.generate(as_prompts(prompts), config, use_tqdm=False)
+    assert token_ids(outputs) == expected
+    for output, tokens in zip(outputs, expected, strict=True):
+        assert output.outputs[0].finish_reason == ("length" if len(tokens) == 48 else "stop")

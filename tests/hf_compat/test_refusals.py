@@ -1,0 +1,113 @@
+"""What hf_compat cannot answer like Hugging Face is refused, in one sentence, before it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import GenerationConfig
+
+from tests.conftest import MODEL
+from vllm import LLM, SamplingParams
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import BeamSearchParams
+
+
+PROMPT = {"prompt_token_ids": [5, 6, 7]}
+
+UNSUPPORTED: list[dict[str, Any]] = [
+    {"do_sample": True},
+    {"num_beams": 2},
+    {"num_beams": 2, "do_sample": True},
+    {"prompt_lookup_num_tokens": 3},
+    {"penalty_alpha": 0.6, "top_k": 4},
+    {"no_repeat_ngram_size": 3},
+    {"encoder_repetition_penalty": 1.1},
+    {"encoder_no_repeat_ngram_size": 2},
+    {"bad_words_ids": [[5]]},
+    {"min_length": 9},
+    {"min_new_tokens": 4},
+    {"forced_bos_token_id": 3},
+    {"forced_eos_token_id": 3},
+    {"remove_invalid_values": True},
+    {"renormalize_logits": True},
+    {"exponential_decay_length_penalty": (3, 1.1)},
+    {"suppress_tokens": [4]},
+    {"begin_suppress_tokens": [4]},
+    {"sequence_bias": [[[4], 2.0]]},
+    {"token_healing": True},
+    {"guidance_scale": 1.5},
+    {"stop_strings": ["def"]},
+    {"max_time": 3.0},
+    {"output_scores": True, "return_dict_in_generate": True},
+    {"output_logits": True, "return_dict_in_generate": True},
+]
+
+
+@pytest.mark.parametrize("fields", UNSUPPORTED, ids=lambda fields: "+".join(fields))
+def test_unsupported_fields(engine: LLM, fields: dict[str, Any]) -> None:
+    with pytest.raises(VLLMValidationError, match="hf_compat (does not reproduce|reproduces)"):
+        engine.generate(PROMPT, GenerationConfig(max_new_tokens=4, **fields), use_tqdm=False)
+
+
+@pytest.mark.parametrize("penalty", [0.0, -1.0, 2])
+def test_penalty_that_hf_refuses(engine: LLM, penalty: float) -> None:
+    with pytest.raises(VLLMValidationError, match="strictly positive float"):
+        engine.generate(PROMPT, GenerationConfig(repetition_penalty=penalty), use_tqdm=False)
+
+
+def test_prompt_as_long_as_max_length(engine: LLM) -> None:
+    with pytest.raises(VLLMValidationError, match="max_length=3 counts them"):
+        engine.generate(PROMPT, GenerationConfig(max_length=3), use_tqdm=False)
+
+
+def test_longer_than_the_context_window(engine: LLM) -> None:
+    with pytest.raises(VLLMValidationError, match="exceed max_model_len=1024"):
+        engine.generate(PROMPT, GenerationConfig(max_new_tokens=1022), use_tqdm=False)
+
+
+def test_sampling_params_that_sample(engine: LLM) -> None:
+    with pytest.raises(VLLMValidationError, match=r"samples \(temperature=0.7\)"):
+        engine.generate(PROMPT, SamplingParams(temperature=0.7), use_tqdm=False)
+
+
+def test_beam_search(engine: LLM) -> None:
+    with pytest.raises(VLLMValidationError, match="beam search"):
+        engine.beam_search([PROMPT], BeamSearchParams(beam_width=2, max_tokens=4))
+
+
+def test_one_bad_request_of_a_list_loses_nothing(engine: LLM) -> None:
+    """The good request before it is not left running, and the engine goes on."""
+    good, bad = GenerationConfig(max_new_tokens=4), GenerationConfig(max_length=2)
+    with pytest.raises(VLLMValidationError):
+        engine.generate([PROMPT, PROMPT], [good, bad], use_tqdm=False)
+    assert len(engine.generate(PROMPT, good, use_tqdm=False)) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        ({"split_qkv": True}, "split_qkv=True is not implemented"),
+        ({"deterministic": True}, "deterministic=True is not implemented"),
+        ({"deterministic": "batch"}, "deterministic='batch' is not implemented"),
+        ({"hf_compat": "exact"}, "hf_compat='exact' is not implemented"),
+        ({"hf_compat": "yes"}, "hf_compat='yes' is not a value"),
+        ({"hf_compat": 1.5}, "hf_compat=1.5 is not a value"),
+        ({"hf_compat": True, "generation_config": "vllm"}, "leave one of the two out"),
+        (
+            {"hf_compat": True, "override_generation_config": {"no_repeat_ngram_size": 2}},
+            "no_repeat_ngram_size=2 yet.*--override-generation-config",
+        ),
+        (
+            {
+                "hf_compat": True,
+                "speculative_config": {"method": "ngram", "num_speculative_tokens": 2},
+            },
+            "speculative decoding",
+        ),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
+)
+def test_engine_arguments(arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        LLM(str(MODEL), dtype="float32", **arguments)

@@ -1,0 +1,54 @@
+"""Hugging Face's answers, which every parity test compares with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+_OPENINGS = (
+    "def read_lines(path):\n",
+    "class Queue:\n    def __init__(self",
+    "import os\nimport sys\n\n",
+    "for name in names:\n    if name",
+    'raise ValueError("',
+    "    def test_",
+    "# The following",
+    "try:\n    import",
+    "return [x for x in",
+    "with open(filename) as f:\n",
+    "if __name__ == '__main__':\n",
+    "from collections import",
+    "self.assertEqual(",
+    '"""Return the',
+    "while True:\n    line =",
+    "lambda x:",
+)
+
+
+def prompt_texts(count: int) -> list[str]:
+    """Return `count` different Python openings; every fourth one is long enough to be chunked."""
+    texts = []
+    for i in range(count):
+        opening = _OPENINGS[i % len(_OPENINGS)]
+        preamble = "" if i % 4 else "".join(f"VALUE_{i}_{j} = {j * i}\n" for j in range(8 * (i + 1)))
+        texts.append(f"{preamble}# {i}\n{opening}" if i >= len(_OPENINGS) else preamble + opening)
+    return texts
+
+
+def prompt_ids(
+    tokenizer: PreTrainedTokenizerBase, count: int, max_len: int = 400
+) -> list[list[int]]:
+    """Return the token ids of `prompt_texts`, cut to `max_len`."""
+    return [tokenizer(text)["input_ids"][:max_len] for text in prompt_texts(count)]
+
+
+def generate(model: PreTrainedModel, prompt: list[int], config: GenerationConfig) -> list[int]:
+    """Return the new tokens of ``model.generate`` for one prompt, batch size 1."""
+    input_ids = torch.tensor([prompt], device=model.device)
+    with torch.inference_mode():
+        output = model.generate(input_ids, generation_config=config)
+    return output[0, len(prompt) :].tolist()

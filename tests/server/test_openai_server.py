@@ -1,0 +1,114 @@
+"""``vllm serve --hf-compat`` answered by the openai client, against Hugging Face."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from tests.conftest import MODEL
+from tests.reference import generate, prompt_texts
+
+START_LIMIT_S = 300
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    """The client of a real server process."""
+    port = free_port()
+    log = tmp_path_factory.mktemp("server") / "log"
+    command = [
+        str(Path(sys.executable).parent / "vllm"), "serve", str(MODEL),
+        "--hf-compat", "--dtype", "float32", "--served-model-name", "tiny",
+        "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "1024",
+        "--enforce-eager", "--kv-cache-memory-bytes", str(1 << 28),
+    ]  # fmt: skip
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=dict(os.environ))
+    try:
+        wait_until_healthy(f"http://127.0.0.1:{port}/health", process, log)
+        yield openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.5)
+    pytest.fail(f"the server did not come up:\n{log.read_text()[-4000:]}")
+
+
+def complete(client: openai.OpenAI, prompt: str, **extra: Any) -> str:
+    response = client.completions.create(
+        model="tiny", prompt=prompt, max_tokens=32, extra_body=extra
+    )
+    return response.choices[0].text
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.2])
+def test_same_text_as_hf(
+    client: openai.OpenAI,
+    hf_model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    penalty: float,
+) -> None:
+    """Sixteen requests at once; the client sets no temperature, and gets HF's greedy default."""
+    texts = prompt_texts(16)
+    config = GenerationConfig(max_new_tokens=32, repetition_penalty=penalty)
+    expected = [
+        tokenizer.decode(
+            generate(hf_model, tokenizer(text)["input_ids"], config), skip_special_tokens=True
+        )
+        for text in texts
+    ]
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(
+            pool.map(lambda text: complete(client, text, repetition_penalty=penalty), texts)
+        )
+    assert answers == expected
+
+
+def test_streaming_gives_the_same_tokens(client: openai.OpenAI) -> None:
+    text = prompt_texts(1)[0]
+    stream = client.completions.create(
+        model="tiny", prompt=text, max_tokens=32, stream=True, extra_body={"repetition_penalty": 1.2}
+    )
+    pieces = [chunk.choices[0].text for chunk in stream if chunk.choices]
+    assert "".join(pieces) == complete(client, text, repetition_penalty=1.2)
+    assert len(pieces) > 5
+
+
+def test_refusals_are_bad_requests(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="random sampling"):
+        client.completions.create(model="tiny", prompt="def", temperature=0.7)
+    with pytest.raises(openai.BadRequestError, match="beam search"):
+        client.completions.create(
+            model="tiny", prompt="def", n=2, extra_body={"use_beam_search": True}
+        )
+    assert complete(client, "def f(") != ""

@@ -1,0 +1,19 @@
+"""With no flag set, the distribution is upstream vLLM, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import MODEL
+from tests.upstream.trees import run_probe
+
+
+@pytest.mark.parametrize(
+    "dtype, eager", [("bfloat16", True), ("float32", False)], ids=["bfloat16", "float32-compiled"]
+)
+def test_tokens_and_logprobs(dtype: str, eager: bool) -> None:
+    arguments = {"model": str(MODEL), "dtype": dtype, "eager": eager}
+    ours = run_probe("outputs", upstream=False, arguments=arguments)
+    theirs = run_probe("outputs", upstream=True, arguments=arguments)
+    assert len(theirs) == 8
+    assert ours == theirs
