@@ -49,16 +49,18 @@ class Case:
     new_token_ids: torch.Tensor  # int64 [batch]
 
     def upstream_step(self, logits: torch.Tensor) -> torch.Tensor:
+        """The call of ``vllm/v1/sample/sampler.py``; penalties in their order of arguments."""
         return apply_all_penalties(
             logits,
             self.prompt_token_ids,
-            self.zeros,
-            self.zeros,
+            self.zeros,  # presence
+            self.zeros,  # frequency
             self.penalties,
             self.output_token_ids,
         )
 
     def fork_step(self, logits: torch.Tensor) -> torch.Tensor:
+        """One new token a request, then the penalty of all that were seen."""
         fork_ops.mark_seen_tokens(self.seen, self.slots, self.new_token_ids)
         fork_ops.apply_repetition_penalty(logits, self.seen, self.slots, self.penalties)
         return logits
@@ -165,6 +167,7 @@ def environment(device: torch.device) -> dict[str, object]:
 
 
 def parse_arguments() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 32, 64, 256])
     parser.add_argument("--vocab", type=int, default=128256)

@@ -21,8 +21,9 @@ enum class DivisionRule {
   kReciprocal,  // a multiplication by float32(1 / penalty): Hugging Face on CUDA
 };
 
-// On the GPU the intrinsics pin round-to-nearest and keep subnormals, whatever -use_fast_math,
-// -ftz, -prec-div or -fmad say. On the CPU the build forbids contraction (-ffp-contract=off).
+// On the GPU the intrinsics pin round-to-nearest, and are never fused into a multiply-add, whatever
+// -prec-div and -fmad say. On the CPU the build forbids contraction (-ffp-contract=off). Subnormals
+// are kept as long as nobody asks the compiler to flush them (-ftz, -use_fast_math, -ffast-math).
 VLLM_FORK_INLINE float multiply_rounded(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fmul_rn(a, b);

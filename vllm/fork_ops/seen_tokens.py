@@ -10,6 +10,7 @@ at first; a request owns a row, its slot, for as long as it runs.
 """
 
 import enum
+from collections.abc import Callable
 
 import torch
 
@@ -48,6 +49,9 @@ def hf_division_rule(device: torch.device) -> DivisionRule:
     return DivisionRule.RECIPROCAL if device.type == "cuda" else DivisionRule.DIVIDE
 
 
+# Chosen here, once, and not per call.
+_mark_seen_tokens: Callable[..., None]
+_apply_repetition_penalty: Callable[..., None]
 if library.load():
     _mark_seen_tokens = torch.ops.vllm_fork.mark_seen_tokens.default
     _apply_repetition_penalty = torch.ops.vllm_fork.apply_repetition_penalty.default

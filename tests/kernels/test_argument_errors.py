@@ -1,0 +1,121 @@
+"""Wrong arguments: one sentence that names the op and the argument, and nothing changed."""
+
+from typing import Any
+
+import pytest
+import torch
+from seen_token_cases import int32
+
+from vllm import fork_ops
+from vllm.fork_ops import checks
+
+ROWS, VOCAB_SIZE, WORDS = 2, 40, 2
+
+
+def mark_arguments() -> dict[str, torch.Tensor]:
+    return {
+        "seen": torch.zeros(ROWS, WORDS, dtype=torch.int32),
+        "slots": int32([0, 1]),
+        "token_ids": int32([3, 4]),
+    }
+
+
+def apply_arguments() -> dict[str, torch.Tensor]:
+    return {
+        "logits": torch.ones(ROWS, VOCAB_SIZE),
+        "seen": torch.full((ROWS, WORDS), -1, dtype=torch.int32),
+        "slots": int32([0, 1]),
+        "penalties": torch.full((ROWS,), 2.0),
+    }
+
+
+# argument, wrong value, sentence
+MARK_ERRORS = [
+    ("seen", torch.zeros(2, 2, dtype=torch.int64), "seen must have dtype int32, but has int64."),
+    ("seen", torch.zeros(4, dtype=torch.int32), r"seen must have 2 dimension\(s\), but has 1."),
+    ("seen", torch.zeros(2, 4, dtype=torch.int32)[:, ::2], "seen must be contiguous."),
+    ("slots", torch.zeros(2, dtype=torch.int64), "slots must have dtype int32, but has int64."),
+    ("slots", int32([0, 0, 0, 0])[::2], "slots must be contiguous."),
+    ("slots", int32([0, 1]).unsqueeze(0), r"slots must have 1 dimension\(s\), but has 2."),
+    ("token_ids", torch.zeros(2), "token_ids must have dtype int32 or int64, but has float32."),
+    ("token_ids", int32([1, 2, 3]), "token_ids must have one entry for each of the 2 slots, but"),
+    ("token_ids", int32([1, 2]).to("meta"), "token_ids must be on the same device as the tensor"),
+]
+APPLY_ERRORS = [
+    ("logits", torch.ones(2, 40).double(), "logits must have dtype float32, but has float64."),
+    ("logits", torch.ones(2, 40).bfloat16(), "logits must have dtype float32, but has bfloat16."),
+    ("logits", torch.ones(40), r"logits must have 2 dimension\(s\), but has 1."),
+    ("logits", torch.ones(40, 2).t(), "the last dimension of logits must be contiguous, but has"),
+    ("logits", torch.ones(1, 40).expand(2, 40), "the rows of logits must not overlap, but their"),
+    ("seen", torch.zeros(2, 2), "seen must have dtype int32, but has float32."),
+    ("seen", torch.zeros(2, 3, dtype=torch.int32), "seen must have 2 words a row for 40 tokens"),
+    ("slots", int32([0]), "slots must have one entry for each of the 2 rows of logits, but has 1."),
+    ("slots", torch.zeros(2, dtype=torch.int64), "slots must have dtype int32, but has int64."),
+    ("penalties", torch.ones(2).half(), "penalties must have dtype float32, but has float16."),
+    ("penalties", torch.ones(3), "penalties must have one entry for each of the 2 rows of logits"),
+    ("penalties", torch.ones(4)[::2], "penalties must be contiguous."),
+    ("penalties", torch.ones(2).to("meta"), "penalties must be on the same device as the tensor"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "sentence"), MARK_ERRORS)
+def test_mark_seen_tokens(ops: Any, name: str, value: torch.Tensor, sentence: str) -> None:
+    with pytest.raises(RuntimeError, match=f"^mark_seen_tokens: {sentence}"):
+        ops.mark_seen_tokens(**mark_arguments() | {name: value})
+
+
+@pytest.mark.parametrize(("name", "value", "sentence"), APPLY_ERRORS)
+def test_apply_repetition_penalty(ops: Any, name: str, value: torch.Tensor, sentence: str) -> None:
+    with pytest.raises(RuntimeError, match=f"^apply_repetition_penalty: {sentence}"):
+        ops.apply_repetition_penalty(**apply_arguments() | {name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "sentence"),
+    [("slots", [0, 2], "slots"), ("token_ids", [3, 64], "token_ids")],
+)
+def test_mark_out_of_range_sets_no_bit(
+    ops: Any, name: str, values: list[int], sentence: str
+) -> None:
+    arguments = mark_arguments() | {name: int32(values)}
+    with pytest.raises(RuntimeError, match=f"^mark_seen_tokens: {sentence}"):
+        ops.mark_seen_tokens(**arguments)
+    assert not arguments["seen"].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("slots", int32([0, 2])),
+        ("penalties", torch.tensor([2.0, 0.0])),
+        ("penalties", torch.tensor([2.0, -1.0])),
+        ("penalties", torch.tensor([2.0, torch.nan])),
+    ],
+)
+def test_apply_out_of_range_changes_no_logit(ops: Any, name: str, value: torch.Tensor) -> None:
+    arguments = apply_arguments() | {name: value}
+    with pytest.raises(RuntimeError, match=f"^apply_repetition_penalty: {name}"):
+        ops.apply_repetition_penalty(**arguments)
+    assert torch.equal(arguments["logits"], torch.ones(ROWS, VOCAB_SIZE))
+
+
+@pytest.mark.parametrize(("name", "value", "_"), MARK_ERRORS)
+def test_tracing_says_the_same_of_mark(name: str, value: torch.Tensor, _: str) -> None:
+    arguments = mark_arguments() | {name: value}
+    assert _sentence(fork_ops.mark_seen_tokens, arguments) == _sentence(
+        checks.mark_seen_tokens, arguments
+    )
+
+
+@pytest.mark.parametrize(("name", "value", "_"), APPLY_ERRORS)
+def test_tracing_says_the_same_of_apply(name: str, value: torch.Tensor, _: str) -> None:
+    arguments = apply_arguments() | {name: value}
+    assert _sentence(fork_ops.apply_repetition_penalty, arguments) == _sentence(
+        checks.apply_repetition_penalty, arguments | {"reciprocal": False}
+    )
+
+
+def _sentence(function: Any, arguments: dict[str, Any]) -> str:
+    with pytest.raises(RuntimeError) as error:
+        function(**arguments)
+    return str(error.value)

@@ -1,0 +1,141 @@
+"""The CUDA code, as far as a machine without a GPU can tell: it compiles, and is what it should be.
+
+The arithmetic of the kernels is in a header that g++ compiles too; that is tested everywhere. What
+needs nvcc (on the PATH or in /usr/local/cuda) is skipped where there is none.
+"""
+
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from seen_token_cases import PENALTIES, adversarial_logits, assert_same_bits, by_hand
+
+from vllm.fork_ops import DivisionRule
+
+CSRC = Path(__file__).parents[2] / "csrc"
+ARCHITECTURES = {80, 86, 89, 90, 100, 120}
+
+NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+needs_nvcc = pytest.mark.skipif(
+    NVCC is None, reason="no nvcc on the PATH or in /usr/local/cuda/bin: CUDA is not compiled here"
+)
+
+# Reads float32 from stdin, penalizes each by the first argument, writes float32 to stdout.
+HOST_PROGRAM = """
+#include <cstdio>
+#include <cstdlib>
+#include "portable/repetition_penalty.h"
+
+int main(int, char** arguments) {
+  const vllm_fork::RepetitionPenalty<vllm_fork::DivisionRule::RULE> penalize(
+      std::strtof(arguments[1], nullptr));
+  for (float x; std::fread(&x, sizeof x, 1, stdin) == 1;) {
+    x = penalize(x);
+    std::fwrite(&x, sizeof x, 1, stdout);
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("rule", DivisionRule)
+def test_the_shared_header(tmp_path: Path, rule: DivisionRule) -> None:
+    """Both rules of the arithmetic that the kernels call, against numpy."""
+    program = compile_host_program(tmp_path, rule)
+    logits = adversarial_logits(1, 20000)
+    for penalty in PENALTIES:
+        done = subprocess.run(
+            [program, repr(penalty)],
+            input=logits.numpy().tobytes(),
+            capture_output=True,
+            check=True,
+        )
+        actual = torch.from_numpy(np.frombuffer(done.stdout, dtype=np.float32).copy())
+        assert_same_bits(actual.unsqueeze(0), by_hand(logits, penalty, rule))
+
+
+def compile_host_program(folder: Path, rule: DivisionRule) -> Path:
+    name = {DivisionRule.DIVIDE: "kDivide", DivisionRule.RECIPROCAL: "kReciprocal"}[rule]
+    source = folder / "program.cpp"
+    source.write_text(HOST_PROGRAM.replace("RULE", name))
+    program = folder / "program"
+    run("g++", "-std=c++17", "-O2", "-ffp-contract=off", f"-I{CSRC}", source, "-o", program)
+    return program
+
+
+@needs_nvcc
+def test_the_cuda_library_builds_for_every_architecture(tmp_path: Path) -> None:
+    """The CMake build with CUDA, torch's side included, even beside a torch without CUDA."""
+    run(
+        *("cmake", "-S", CSRC, "-B", tmp_path, "-G", "Ninja", "-DVLLM_FORK_DEVICE=cuda"),
+        f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}",
+        f"-DPython_EXECUTABLE={sys.executable}",
+        f"-DCMAKE_CUDA_COMPILER={NVCC}",
+    )
+    run("cmake", "--build", tmp_path)
+    device_code = device_code_of(tmp_path / "_fork_C.abi3.so", tmp_path)
+    assert {version for kind, version in device_code if kind == "machine code"} == ARCHITECTURES
+    assert ("ptx", max(ARCHITECTURES)) in device_code  # for generations to come
+
+    commands = (tmp_path / "build.ninja").read_text()
+    assert "-fmad=false" in commands
+    assert "fast_math" not in commands
+
+
+@needs_nvcc
+@pytest.mark.parametrize("architecture", [80, 90, 120])
+@pytest.mark.parametrize("source", sorted(CSRC.glob("cuda/*.cu")), ids=lambda path: path.name)
+def test_arithmetic_in_ptx(tmp_path: Path, source: Path, architecture: int) -> None:
+    """No fused, approximate or flushing instruction, not even where nvcc is free to contract."""
+    output = tmp_path / "kernel.ptx"
+    virtual = f"-arch=compute_{architecture}"
+    run(str(NVCC), "-ptx", "-std=c++17", "-O3", "-fmad=true", virtual, source, "-o", output)
+    operations = [
+        words[0]
+        for words in map(str.split, output.read_text().splitlines())
+        if words and ".f32" in words[0]
+    ]
+    arithmetic = {name for name in operations if name.startswith(("mul", "div", "rcp", "add"))}
+    assert arithmetic == {"mul.rn.f32", "div.rn.f32"}
+    assert not [name for name in operations if name.startswith(("fma", "mad", "ex2", "sub"))]
+
+
+def run(*command: str | Path) -> None:
+    """Run a command; if it fails, the test's failure shows what it said."""
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def device_code_of(library: Path, folder: Path) -> list[tuple[str, int]]:
+    """What device code a library holds: pairs of kind and compute capability."""
+    section = folder / "fatbin"
+    run("objcopy", "-O", "binary", "--only-section=.nv_fatbin", library, section)
+    return list(parse_fat_binary(section.read_bytes()))
+
+
+def parse_fat_binary(data: bytes) -> Iterator[tuple[str, int]]:
+    """Walk the containers of a ``.nv_fatbin`` section.
+
+    A container is a header (magic, version, own size, payload size) and entries; an entry is a
+    header (kind, flags, own size, payload size, ..., compute capability at byte 28) and a payload.
+    """
+    magic = struct.pack("<I", 0xBA55ED50)
+    kinds = {1: "ptx", 2: "machine code"}
+    start = data.find(magic)
+    while start >= 0:
+        header_size, size = struct.unpack_from("<HQ", data, start + 6)
+        entry = start + header_size
+        end = entry + size
+        while entry < end:
+            kind, _, entry_header, payload = struct.unpack_from("<HHIQ", data, entry)
+            (capability,) = struct.unpack_from("<I", data, entry + 28)
+            yield kinds[kind], capability
+            entry += entry_header + payload
+        start = data.find(magic, end)
