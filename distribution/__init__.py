@@ -1,0 +1,1 @@
+"""Assembles the distribution: pinned upstream wheel + patches/ + vllm/ (overlay) + csrc/."""

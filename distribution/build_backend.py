@@ -1,0 +1,58 @@
+"""The PEP 517 / PEP 660 backend that pip calls: setuptools', after this project's checks.
+
+``get_requires_for_build_*`` is the first thing that pip asks, before it installs anything large,
+so that is where the environment, the compilers and the disk are checked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from setuptools import build_meta
+
+from distribution.disk import check_disk, needs
+from distribution.environment import installed_version, refuse_upstream_vllm
+from distribution.errors import DistributionError
+from distribution.kernels import check_compilers
+from distribution.pins import Pin, load_pin
+from distribution.pristine import build_folder
+from distribution.target import choose_target
+
+ConfigSettings = dict[str, Any] | None
+
+build_wheel = build_meta.build_wheel
+build_editable = build_meta.build_editable
+prepare_metadata_for_build_wheel = build_meta.prepare_metadata_for_build_wheel
+prepare_metadata_for_build_editable = build_meta.prepare_metadata_for_build_editable
+
+
+def get_requires_for_build_wheel(config_settings: ConfigSettings = None) -> list[str]:
+    """Check that the build can succeed, and return what it needs besides pyproject.toml's list."""
+    with _errors_as_sentences():
+        pin = load_pin(choose_target())
+        refuse_upstream_vllm()
+        check_compilers(pin.target)
+        torch_is_installed = _installed_torch_fits(pin)
+        check_disk(needs(pin.target, build_folder(pin.target), with_torch=not torch_is_installed))
+    # csrc/ is compiled against torch's headers; an environment that has torch serves with its own.
+    return [] if torch_is_installed else [f"torch=={pin.torch}"]
+
+
+get_requires_for_build_editable = get_requires_for_build_wheel
+
+
+def _installed_torch_fits(pin: Pin) -> bool:
+    installed = installed_version("torch")
+    return installed is not None and installed.partition("+")[0] == pin.torch.partition("+")[0]
+
+
+@contextlib.contextmanager
+def _errors_as_sentences() -> Iterator[None]:
+    """Show the user the sentence alone: pip prints what a failed hook wrote."""
+    try:
+        yield
+    except DistributionError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,69 @@
+"""What the installed distribution declares: upstream's metadata, adapted to the target."""
+
+from __future__ import annotations
+
+import configparser
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from email import message_from_bytes
+from pathlib import Path
+
+from packaging.markers import Marker
+from packaging.requirements import Requirement
+
+from distribution.pins import Pin
+
+# For this project's own tests, checks and tools; the examples need nothing more than vLLM does,
+# but name what they import.
+DEV = ["pytest>=8", "pytest-timeout", "hypothesis", "ruff==0.14.*", "mypy==1.18.*"]
+OWN = ["rich"]
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """Arguments for setuptools.
+
+    Attributes:
+        requires: requirements of the distribution.
+        extras: extra to its requirements.
+        entry_points: group to its "name = module:object" lines.
+    """
+
+    requires: list[str]
+    extras: dict[str, list[str]] = field(default_factory=dict)
+    entry_points: dict[str, list[str]] = field(default_factory=dict)
+
+
+def adapt_metadata(pristine: Path, pin: Pin) -> Metadata:
+    """Read upstream's metadata from the unpacked wheel and adapt it to this distribution."""
+    info = next(pristine.glob("*.dist-info"))
+    message = message_from_bytes((info / "METADATA").read_bytes())
+    requires: list[str] = [*OWN]
+    extras: dict[str, list[str]] = {name: [] for name in message.get_all("Provides-Extra") or []}
+    extras |= {"dev": list(DEV), "multimodal": []}
+    for line in message.get_all("Requires-Dist") or []:
+        requirement = Requirement(line)
+        extra = _extra_of(requirement, extras)
+        if extra is not None:
+            extras[extra].append(line.partition(";")[0].strip())
+        elif requirement.name in pin.multimodal:
+            extras["multimodal"].append(line)
+        else:
+            requires.append(line)
+    return Metadata(requires, extras, dict(_entry_points(info / "entry_points.txt")))
+
+
+def _extra_of(requirement: Requirement, extras: dict[str, list[str]]) -> str | None:
+    """Return the extra whose marker a requirement has, if any."""
+    marker: Marker | None = requirement.marker
+    if marker is None or marker.evaluate({"extra": ""}):
+        return None
+    return next((name for name in extras if marker.evaluate({"extra": name})), None)
+
+
+def _entry_points(file: Path) -> Iterator[tuple[str, list[str]]]:
+    parser = configparser.ConfigParser(delimiters=("=",))
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(file.read_text())
+    for group in parser.sections():
+        yield group, [f"{name} = {value}" for name, value in parser.items(group)]

@@ -1,0 +1,71 @@
+"""Upstream's wheel, unpacked and untouched, under the build folder.
+
+build/<target>/wheels/            the upstream wheel
+build/<target>/pristine-<sha>/    the wheel, unpacked
+build/<target>/python-<sha>/      only its Python files
+"""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from pathlib import Path
+
+from distribution.fetch import upstream_wheel
+from distribution.pins import ROOT, load_pin
+
+
+def build_folder(target: str, root: Path = ROOT) -> Path:
+    """Return the git-ignored folder that everything for `target` is built in."""
+    return root / "build" / target
+
+
+def pristine_tree(target: str, root: Path = ROOT) -> Path:
+    """Return the folder with upstream's unpatched ``vllm/``, unpacking the wheel if need be.
+
+    Raises:
+        DistributionError: the wheel cannot be had, see `upstream_wheel`.
+    """
+    pin = load_pin(target, root)
+    build = build_folder(target, root)
+    tree = build / f"pristine-{pin.sha256[:12]}"
+    return tree if tree.exists() else _unpack(upstream_wheel(pin, build / "wheels"), tree, "")
+
+
+def pristine_python(target: str, root: Path = ROOT) -> Path:
+    """Return a folder with upstream's unpatched Python files, for reading them.
+
+    That is `pristine_tree` if it is there; else only the text of the wheel is unpacked, since the
+    binaries of the other target are large and of no use on this machine.
+
+    Raises:
+        DistributionError: the wheel cannot be had, see `upstream_wheel`.
+    """
+    pin = load_pin(target, root)
+    build = build_folder(target, root)
+    whole, python = (build / f"{kind}-{pin.sha256[:12]}" for kind in ("pristine", "python"))
+    if whole.exists():
+        return whole
+    return (
+        python if python.exists() else unpack_python(upstream_wheel(pin, build / "wheels"), python)
+    )
+
+
+def unpack_python(wheel: Path, folder: Path) -> Path:
+    """Unpack the Python files of a wheel into `folder`, unless it is there, and return it."""
+    return folder if folder.exists() else _unpack(wheel, folder, ".py")
+
+
+def _unpack(wheel: Path, folder: Path, suffix: str) -> Path:
+    """Unpack beside `folder` and move it there when it is complete."""
+    partial = emptied(folder.with_name(f"{folder.name}.partial"))
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(partial, [n for n in archive.namelist() if n.endswith(suffix)])
+    return partial.rename(folder)
+
+
+def emptied(folder: Path) -> Path:
+    """Make `folder` anew, and return it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder

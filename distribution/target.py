@@ -1,0 +1,42 @@
+"""Which target to build: CPU or CUDA."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from distribution.environment import installed_version
+from distribution.errors import DistributionError
+from distribution.pins import TARGETS
+
+
+def choose_target(site: Path | None = None) -> str:
+    """Return "cpu" or "cuda".
+
+    VLLM_TARGET_DEVICE decides; else the build of torch that the environment has; else whether
+    ``nvidia-smi`` lists a GPU.
+
+    Raises:
+        DistributionError: VLLM_TARGET_DEVICE names another device.
+    """
+    asked = os.environ.get("VLLM_TARGET_DEVICE")
+    if asked:
+        if asked not in TARGETS:
+            raise DistributionError(
+                f"VLLM_TARGET_DEVICE={asked} is not a target of this distribution: use cpu or "
+                "cuda, or unset it to let the installation decide."
+            )
+        return asked
+    torch = installed_version("torch", site)
+    if torch is not None:
+        return "cpu" if torch.partition("+")[2] == "cpu" else "cuda"
+    return "cuda" if _has_gpu() else "cpu"
+
+
+def _has_gpu() -> bool:
+    if shutil.which("nvidia-smi") is None:
+        return False
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True)
+    return listed.returncode == 0 and "GPU" in listed.stdout

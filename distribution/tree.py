@@ -1,0 +1,159 @@
+"""Assembles the package: upstream's tree, with the patches applied and the overlay added.
+
+    build/<target>/src/vllm/          what an editable installation runs from
+    build/<target>/wheel-src/vllm/    what a wheel is made from
+    build/<target>/<either>.json      what the tree was made from, and a digest of the result
+
+A tree is made beside its place and moved there when it is complete, so that an interruption
+leaves the last good one; it is made again only when something that it is made from has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from distribution.errors import DistributionError
+from distribution.pins import ROOT, Pin, load_pin
+from distribution.pristine import build_folder, emptied, pristine_tree
+from distribution.series import load_series, patched_files
+
+PACKAGE = "vllm"
+
+
+def assembled_tree(target: str, *, link: bool, root: Path = ROOT) -> Path:
+    """Return the folder with the package as it is installed, assembling it if something changed.
+
+    Args:
+        target: "cpu" or "cuda".
+        link: link the overlay's files, so that edits are live (editable installation), instead
+            of copying them (wheel).
+        root: the repository.
+
+    Raises:
+        DistributionError: see `upstream_wheel`, `patched_files` and `_overlay`; or the tree holds
+            edits that no patch records.
+    """
+    pin = load_pin(target, root)
+    folder = build_folder(target, root) / ("src" if link else "wheel-src")
+    record = _read_record(folder)
+    key = _key(pin, root, link)
+    if record.get("key") == key:
+        return folder
+    if link and record and record["digest"] != _digest(folder):
+        raise DistributionError(
+            f"{folder} holds edits that no patch records: keep them with `python -m "
+            f"distribution.patches new NAME` (or refresh NAME), or delete {folder}."
+        )
+    pristine = pristine_tree(target, root)
+    partial = emptied(folder.with_name(f"{folder.name}.partial"))
+    shutil.copytree(pristine / PACKAGE, partial / PACKAGE, copy_function=_copy)
+    for relative, text in patched_files(load_series(root / "patches"), pristine).items():
+        (partial / relative).write_text(text)
+    _write_version(partial / PACKAGE, pin)
+    _overlay(root / PACKAGE, partial / PACKAGE, link)
+    _record_file(folder).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+    _write_record(folder, key)
+    return folder
+
+
+def keep_edited_tree(target: str, root: Path = ROOT) -> None:
+    """Note that the editable tree, edited in place, is what the series makes now."""
+    folder = build_folder(target, root) / "src"
+    _write_record(folder, _key(load_pin(target, root), root, link=True))
+
+
+def _record_file(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.json")
+
+
+def _read_record(folder: Path) -> dict[str, str]:
+    """Return the key and the digest of a complete tree; nothing if there is none."""
+    file = _record_file(folder)
+    record: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
+    return record if folder.exists() else {}
+
+
+def _write_record(folder: Path, key: str) -> None:
+    _record_file(folder).write_text(json.dumps({"key": key, "digest": _digest(folder)}))
+
+
+def _digest(folder: Path) -> str:
+    """Return a hash of the Python files that are not links to the overlay."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):  # rglob does not follow links to folders
+        if not path.is_symlink():
+            digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _key(pin: Pin, root: Path, link: bool) -> str:
+    """Return a hash of everything that the assembled tree is made from.
+
+    Linked overlay files count by name, since their contents are live; copied ones by content.
+    """
+    digest = hashlib.sha256(repr(pin).encode())
+    own_code = sorted(Path(__file__).parent.glob("*.py"))
+    for path in [*sorted((root / "patches").iterdir()), *own_code]:
+        digest.update(path.name.encode() + path.read_bytes())
+    for path in _overlay_files(root / PACKAGE):
+        digest.update(str(path.relative_to(root)).encode())
+        if not link:
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _overlay_files(folder: Path) -> Iterator[Path]:
+    """Yield the overlay's files, without what Python writes beside them."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield path
+
+
+def _copy(source: str, destination: str) -> str:
+    """Share the large binaries between the trees; copy what a patch may change."""
+    if source.endswith(".so"):
+        os.link(source, destination)
+    else:
+        shutil.copy2(source, destination)
+    return destination
+
+
+def _write_version(package: Path, pin: Pin) -> None:
+    numbers = tuple(int(part) for part in pin.upstream_version.split("."))
+    (package / "_version.py").write_text(
+        f"__version__ = version = {pin.version!r}\n"
+        f"__version_tuple__ = version_tuple = {numbers!r}\n"
+        "__commit_id__ = commit_id = None\n"
+    )
+
+
+def _overlay(source: Path, destination: Path, link: bool) -> None:
+    """Add the overlay: folders that upstream lacks as a whole, files in its folders singly.
+
+    Raises:
+        DistributionError: a file would replace one of upstream's.
+    """
+    for path in sorted(source.iterdir()):
+        target = destination / path.name
+        if path.name == "__pycache__":
+            continue
+        if path.is_dir() and target.is_dir():
+            _overlay(path, target, link)
+        elif target.exists():
+            raise DistributionError(
+                f"The overlay file {path} would replace upstream's file of the same name: give "
+                "it another name, or change upstream's file by a patch."
+            )
+        elif link:
+            target.symlink_to(path, target_is_directory=path.is_dir())
+        elif path.is_dir():
+            shutil.copytree(path, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(path, target)

@@ -1,0 +1,73 @@
+"""Hands the assembled tree to setuptools; distribution/ does the work."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
+
+from distribution.errors import DistributionError
+from distribution.kernels import LIBRARY, build_library
+from distribution.metadata import adapt_metadata
+from distribution.pins import load_pin
+from distribution.pristine import build_folder, pristine_tree
+from distribution.target import choose_target
+from distribution.tree import assembled_tree
+
+EDITABLE_COMMANDS = {"editable_wheel", "develop"}
+
+
+class BuildKernels(build_ext):
+    """Builds csrc/ instead of a Python extension: the library has no Python ABI."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return os.path.join("vllm", LIBRARY)
+
+    def build_extension(self, ext: Extension) -> None:
+        destination = Path(self.get_ext_fullpath(ext.name))
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(build_library(choose_target()), destination)
+
+
+def main() -> None:
+    pin = load_pin(choose_target())
+    link = bool(EDITABLE_COMMANDS & set(sys.argv))
+    # Metadata alone is asked for before the commands that say which of the two trees is wanted.
+    tree = assembled_tree(pin.target, link=link) if _builds() else pristine_tree(pin.target)
+    metadata = adapt_metadata(pristine_tree(pin.target), pin)
+    where = os.path.relpath(tree, ROOT)
+    scratch = build_folder(pin.target) / "setuptools"
+    shutil.rmtree(scratch, ignore_errors=True)  # would carry deleted files into the next wheel
+    scratch.mkdir()
+    setup(
+        version=pin.version,
+        package_dir={"": where},
+        packages=find_packages(where, include=["vllm", "vllm.*"]),
+        package_data={"vllm": ["**/*"]},
+        include_package_data=False,
+        install_requires=metadata.requires,
+        extras_require=metadata.extras,
+        entry_points=metadata.entry_points,
+        options={
+            "bdist_wheel": {"py_limited_api": "cp311"},
+            "build": {"build_base": str(scratch)},
+            "egg_info": {"egg_base": str(scratch)},
+        },
+        ext_modules=[Extension("vllm._fork_C", sources=[], py_limited_api=True)],
+        cmdclass={"build_ext": BuildKernels},
+    )
+
+
+def _builds() -> bool:
+    return not {"egg_info", "dist_info"} & set(sys.argv)
+
+
+try:
+    main()
+except DistributionError as error:
+    sys.exit(f"error: {error}")

@@ -1,0 +1,1 @@
+"""Tests of the bundled model and of the scripts which make models."""
