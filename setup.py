@@ -7,7 +7,6 @@ import shutil
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
@@ -19,14 +18,15 @@ from distribution.pristine import build_folder, pristine_tree
 from distribution.target import choose_target
 from distribution.tree import assembled_tree
 
+ROOT = Path(__file__).resolve().parent
 EDITABLE_COMMANDS = {"editable_wheel", "develop"}
 
 
-class BuildKernels(build_ext):
+class BuildKernels(build_ext):  # type: ignore[misc]
     """Builds csrc/ instead of a Python extension: the library has no Python ABI."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        return os.path.join("vllm", LIBRARY)
+        return os.path.join(*fullname.split(".")[:-1], LIBRARY)
 
     def build_extension(self, ext: Extension) -> None:
         destination = Path(self.get_ext_fullpath(ext.name))

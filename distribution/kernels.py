@@ -78,7 +78,7 @@ def _torch_folder() -> Path:
     folder = Path(found.origin).parent if found and found.origin else site_packages() / "torch"
     if not folder.is_dir():
         raise DistributionError(
-            "torch was not found: run `pip install torch` at its pinned version."
+            "torch was not found: run `pip install torch` at the version in upstream.toml."
         )
     return folder
 
