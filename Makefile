@@ -30,9 +30,9 @@ lint: install
 	$(BIN)/mypy
 
 bench: install
-	$(BIN)/python benchmarks/sequences_equal.py
-	$(BIN)/python benchmarks/engine_throughput.py
-	$(BIN)/python benchmarks/penalty_kernel.py
+	$(BIN)/python -m benchmarks.sequences_equal
+	$(BIN)/python -m benchmarks.engine_throughput
+	$(BIN)/python -m benchmarks.penalty_kernel
 
 clean:
 	rm -rf build $(VENV)

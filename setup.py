@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent
 EDITABLE_COMMANDS = {"editable_wheel", "develop"}
 
 
-class BuildKernels(build_ext):  # type: ignore[misc]
+class BuildKernels(build_ext):
     """Builds csrc/ instead of a Python extension: the library has no Python ABI."""
 
     def get_ext_filename(self, fullname: str) -> str:

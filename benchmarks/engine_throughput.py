@@ -1,6 +1,6 @@
 """Whole-engine throughput: hf_compat against the same engine without the flag.
 
-    python benchmarks/engine_throughput.py [MODEL] [--json FILE]
+    python -m benchmarks.engine_throughput [MODEL] [--json FILE]
 
 Two engines run side by side in one process tree and answer the same prompts in turn, so that
 whatever else the machine does slows both; the figures are medians of interleaved rounds.

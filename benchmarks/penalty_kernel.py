@@ -11,7 +11,7 @@ The two are timed alternately in one process, so that a slow moment of the machi
 only the repetition penalty asked for, both give the same logits up to the rounding of upstream's
 division; that is checked first. Run it in the environment in which the distribution is installed:
 
-    python benchmarks/penalty_kernel.py --json penalty_kernel.json
+    python -m benchmarks.penalty_kernel --json penalty_kernel.json
 """
 
 import argparse
@@ -27,10 +27,10 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
-from vllm.v1.sample.ops.penalties import apply_all_penalties
 
 from vllm import fork_ops
 from vllm.fork_ops import library
+from vllm.v1.sample.ops.penalties import apply_all_penalties
 
 PENALTY = 1.1
 

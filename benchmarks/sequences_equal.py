@@ -1,6 +1,6 @@
 """How many answers equal Hugging Face's: this vLLM with and without hf_compat, fp32 and bf16.
 
-    python benchmarks/sequences_equal.py [MODEL] [--json FILE]
+    python -m benchmarks.sequences_equal [MODEL] [--json FILE]
 
 32 prompts x 96 tokens, greedy and with repetition_penalty=1.2, all at once in vLLM, one by one in
 Transformers. Without the flag the distribution is upstream vLLM bit for bit.
@@ -11,12 +11,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
 
 import torch
 from rich.console import Console
@@ -28,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 from tests.reference import generate, prompt_ids
 from vllm import LLM, SamplingParams
 
-BUNDLED_MODEL = ROOT / "models" / "tiny-python-llama"
+BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "models" / "tiny-python-llama"
 PENALTIES = (1.0, 1.2)
 MAX_NEW_TOKENS = 96
 
@@ -73,7 +71,7 @@ def main() -> None:
     transformers_logging.set_verbosity_error()
     prompts = prompt_ids(AutoTokenizer.from_pretrained(args.model), 32)
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for dtype in ("float32", "bfloat16"):
         expected = hugging_face(args.model, dtype, prompts)
         for hf_compat in (False, True):

@@ -1,4 +1,4 @@
-"""What all tests share: the bundled model, Hugging Face's copy of it, and one engine in hf_compat."""
+"""What all tests share: the bundled model, in Transformers and in an engine with hf_compat."""
 
 from __future__ import annotations
 

@@ -34,7 +34,9 @@ def prompt_texts(count: int) -> list[str]:
     texts = []
     for i in range(count):
         opening = _OPENINGS[i % len(_OPENINGS)]
-        preamble = "" if i % 4 else "".join(f"VALUE_{i}_{j} = {j * i}\n" for j in range(8 * (i + 1)))
+        preamble = (
+            "" if i % 4 else "".join(f"VALUE_{i}_{j} = {j * i}\n" for j in range(8 * (i + 1)))
+        )
         texts.append(f"{preamble}# {i}\n{opening}" if i >= len(_OPENINGS) else preamble + opening)
     return texts
 

@@ -384,8 +384,7 @@ def card_text(
     corpus_bytes = sum(len(document.text.encode()) for document in train)
     trained_on = recipe.steps * recipe.batch_size * recipe.context
     samples = "\n".join(
-        f"```python\n{prompt}{complete(model, tokenizer, prompt)}\n```\n"
-        for prompt in CARD_PROMPTS
+        f"```python\n{prompt}{complete(model, tokenizer, prompt)}\n```\n" for prompt in CARD_PROMPTS
     )
     return f"""---
 license: apache-2.0

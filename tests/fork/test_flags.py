@@ -21,7 +21,7 @@ def parse(*arguments: str) -> AsyncEngineArgs:
 
 
 @pytest.mark.parametrize(
-    "arguments, value",
+    ("arguments", "value"),
     [((), False), (("--hf-compat",), True), (("--hf_compat",), True),
      (("--hf-compat", "--no-hf-compat"), False)],
 )  # fmt: skip
@@ -30,7 +30,7 @@ def test_command_line(arguments: tuple[str, ...], value: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments, sentence",
+    ("arguments", "sentence"),
     [
         (("--split-qkv",), "split_qkv=True is not implemented in this release"),
         (("--deterministic",), "deterministic=True is not implemented in this release"),
@@ -61,11 +61,10 @@ def test_carried_to_workers_as_one_object() -> None:
 
 
 def test_own_additional_config_is_kept() -> None:
-    args = EngineArgs(
-        str(MODEL), dtype="float32", hf_compat=True, additional_config={"mine": 1}
-    )
+    args = EngineArgs(str(MODEL), dtype="float32", hf_compat=True, additional_config={"mine": 1})
     additional = args.create_engine_config().additional_config
-    assert additional["mine"] == 1 and CONFIG_KEY in additional
+    assert additional["mine"] == 1
+    assert CONFIG_KEY in additional
 
 
 def test_v1_runner_is_enforced(monkeypatch: pytest.MonkeyPatch) -> None:

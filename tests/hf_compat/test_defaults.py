@@ -50,7 +50,7 @@ def small_model() -> PreTrainedModel:
 
 def frontend_of(model: PreTrainedModel, max_model_len: int = 4096) -> Frontend:
     """Return the `Frontend` for a model in memory, from the files it would be saved with."""
-    fields = {k: v for k, v in model.generation_config.to_diff_dict().items()}
+    fields = dict(model.generation_config.to_diff_dict().items())
     stand_in = SimpleNamespace(
         generation_config="auto",
         override_generation_config={},
@@ -58,7 +58,7 @@ def frontend_of(model: PreTrainedModel, max_model_len: int = 4096) -> Frontend:
         max_model_len=max_model_len,
         hf_config=model.config,
     )
-    return Frontend(stand_in)  # type: ignore[arg-type]
+    return Frontend(stand_in)
 
 
 def optional(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -71,7 +71,9 @@ config_fields = st.fixed_dictionaries(
         "max_length": optional(st.integers(1, 40)),
         "max_new_tokens": optional(st.integers(1, 30)),
         "repetition_penalty": optional(st.sampled_from([0.5, 1.0, 1.1, 2.0])),
-        "eos_token_id": optional(st.integers(0, 63) | st.lists(st.integers(0, 63), min_size=1, max_size=40)),
+        "eos_token_id": optional(
+            st.integers(0, 63) | st.lists(st.integers(0, 63), min_size=1, max_size=40)
+        ),
         "do_sample": optional(st.just(False)),
         "top_k": optional(st.just(10)),
         "temperature": optional(st.just(0.7)),

@@ -40,7 +40,10 @@ def test_penalty_changes_these_prompts(
     """The test above would pass an engine without a penalty if the penalty changed nothing."""
     prompts = prompt_ids(tokenizer, 4)
     plain, penalised = (
-        [generate(hf_model, p, GenerationConfig(max_new_tokens=32, repetition_penalty=r)) for p in prompts]
+        [
+            generate(hf_model, p, GenerationConfig(max_new_tokens=32, repetition_penalty=r))
+            for p in prompts
+        ]
         for r in (1.0, 1.2)
     )
     assert all(a != b for a, b in zip(plain, penalised, strict=True))

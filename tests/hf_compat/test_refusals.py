@@ -12,7 +12,6 @@ from vllm import LLM, SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import BeamSearchParams
 
-
 PROMPT = {"prompt_token_ids": [5, 6, 7]}
 
 UNSUPPORTED: list[dict[str, Any]] = [
@@ -46,7 +45,7 @@ UNSUPPORTED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("fields", UNSUPPORTED, ids=lambda fields: "+".join(fields))
 def test_unsupported_fields(engine: LLM, fields: dict[str, Any]) -> None:
-    with pytest.raises(VLLMValidationError, match="hf_compat (does not reproduce|reproduces)"):
+    with pytest.raises(VLLMValidationError, match=r"hf_compat (does not reproduce|reproduces)"):
         engine.generate(PROMPT, GenerationConfig(max_new_tokens=4, **fields), use_tqdm=False)
 
 
@@ -85,7 +84,7 @@ def test_one_bad_request_of_a_list_loses_nothing(engine: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments, sentence",
+    ("arguments", "sentence"),
     [
         ({"split_qkv": True}, "split_qkv=True is not implemented"),
         ({"deterministic": True}, "deterministic=True is not implemented"),

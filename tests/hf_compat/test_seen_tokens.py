@@ -20,7 +20,9 @@ MAX_NUM_REQS = 6
 CPU = torch.device("cpu")
 
 
-def make_request(req_id: str, prompt: list[int] | None, penalty: float, **fields: Any) -> CachedRequestState:
+def make_request(
+    req_id: str, prompt: list[int] | None, penalty: float, **fields: Any
+) -> CachedRequestState:
     params = SamplingParams(temperature=0)
     HFRequest(repetition_penalty=penalty).attach(params)
     return CachedRequestState(

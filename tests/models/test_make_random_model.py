@@ -2,6 +2,8 @@
 
 import json
 from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
 import make_random_model as maker
 import pytest
@@ -30,7 +32,7 @@ PARAMETERS = {
 
 
 @pytest.fixture(scope="module", params=maker.SHAPES)
-def made(request, tmp_path_factory):
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """(shape's name, folder of its narrow two-layer model), one model on disk at a time."""
     folder = tmp_path_factory.mktemp("random") / request.param
     maker.make_random_model(request.param, folder, num_layers=2, narrow=True)
@@ -39,11 +41,11 @@ def made(request, tmp_path_factory):
         path.unlink()
 
 
-def digest(folder):
+def digest(folder: Path) -> str:
     return sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
-def make(folder, shape="opt-125m", **options):
+def make(folder: Path, shape: str = "opt-125m", **options: Any) -> Path:
     """A narrow one-layer model of ``shape``, quick to make."""
     return maker.make_random_model(shape, folder, num_layers=1, narrow=True, **options)
 
@@ -52,20 +54,20 @@ def make(folder, shape="opt-125m", **options):
 
 
 @pytest.mark.parametrize("name", maker.SHAPES)
-def test_real_shape_has_the_published_number_of_parameters(name):
+def test_real_shape_has_the_published_number_of_parameters(name: str) -> None:
     config = maker.make_config(maker.SHAPES[name])
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[name]
 
 
-def test_aliases_lead_to_shapes():
+def test_aliases_lead_to_shapes() -> None:
     assert set(maker.ALIASES.values()) <= set(maker.SHAPES)
     assert maker.find_shape("llama") is maker.SHAPES["tinyllama-1.1b"]
 
 
 @pytest.mark.parametrize("name", maker.SHAPES)
-def test_narrow_preset_only_replaces_what_the_shape_states(name):
+def test_narrow_preset_only_replaces_what_the_shape_states(name: str) -> None:
     """A misspelt key would be kept by Transformers without effect."""
     shape = maker.SHAPES[name]
     assert set(shape.narrow) - {"ffn_hidden_size"} <= set(shape.config)
@@ -74,7 +76,7 @@ def test_narrow_preset_only_replaces_what_the_shape_states(name):
 
 
 @pytest.mark.parametrize("name", maker.SHAPES)
-def test_generation_config_agrees_with_the_config(name):
+def test_generation_config_agrees_with_the_config(name: str) -> None:
     shape = maker.SHAPES[name]
     eos = shape.generation["eos_token_id"]
     assert shape.config["eos_token_id"] in (eos, eos[0] if isinstance(eos, list) else eos)
@@ -84,7 +86,7 @@ def test_generation_config_agrees_with_the_config(name):
 # --- the written folder ---------------------------------------------------------------------
 
 
-def test_loads_and_gives_finite_varied_logits(made):
+def test_loads_and_gives_finite_varied_logits(made: Any) -> None:
     """Greedy search leaves the prompt's tokens and does not repeat one token."""
     name, folder = made
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -106,14 +108,14 @@ def test_loads_and_gives_finite_varied_logits(made):
     assert varied == len(PROMPTS)
 
 
-def test_generation_config_is_the_real_one(made):
+def test_generation_config_is_the_real_one(made: Any) -> None:
     name, folder = made
     stored = GenerationConfig.from_pretrained(folder)
     for key, value in maker.SHAPES[name].generation.items():
         assert getattr(stored, key) == value, key
 
 
-def test_tokenizer_has_the_model_s_special_ids(made):
+def test_tokenizer_has_the_model_s_special_ids(made: Any) -> None:
     name, folder = made
     config, tokenizer = AutoConfig.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     eos = config.eos_token_id
@@ -124,7 +126,7 @@ def test_tokenizer_has_the_model_s_special_ids(made):
     assert starts == maker.SHAPES[name].adds_bos
 
 
-def test_tokenizer_round_trips(made):
+def test_tokenizer_round_trips(made: Any) -> None:
     """Every character survives, also those whose ids the special pieces took."""
     tokenizer = AutoTokenizer.from_pretrained(made[1])
     text = "".join(map(chr, range(32, 127))) + "\n\tnaïve 日本語 🙂 def f(self):\n    return 1\n"
@@ -137,14 +139,14 @@ def test_tokenizer_round_trips(made):
 # --- determinism and options ----------------------------------------------------------------
 
 
-def test_same_seed_gives_the_same_bytes(tmp_path):
+def test_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     first = digest(make(tmp_path / "a", seed=3))
     torch.manual_seed(123)  # the caller's generator is of no influence
     assert digest(make(tmp_path / "b", seed=3)) == first
     assert digest(make(tmp_path / "c", seed=4)) != first
 
 
-def test_caller_s_generator_is_left_alone(tmp_path):
+def test_caller_s_generator_is_left_alone(tmp_path: Path) -> None:
     torch.manual_seed(5)
     expected = torch.rand(4)
     torch.manual_seed(5)
@@ -152,7 +154,7 @@ def test_caller_s_generator_is_left_alone(tmp_path):
     assert torch.equal(torch.rand(4), expected)
 
 
-def test_dtypes_round_the_same_numbers(tmp_path):
+def test_dtypes_round_the_same_numbers(tmp_path: Path) -> None:
     fine = AutoModelForCausalLM.from_pretrained(make(tmp_path / "a", dtype="float32"))
     coarse = AutoModelForCausalLM.from_pretrained(make(tmp_path / "b", dtype=torch.bfloat16))
     assert coarse.dtype == torch.bfloat16
@@ -160,7 +162,7 @@ def test_dtypes_round_the_same_numbers(tmp_path):
         assert torch.equal(weight.to(torch.bfloat16), coarse.get_parameter(name)), name
 
 
-def test_init_scale_widens_the_blocks_only(tmp_path):
+def test_init_scale_widens_the_blocks_only(tmp_path: Path) -> None:
     one = AutoModelForCausalLM.from_pretrained(make(tmp_path / "a", dtype="float32"))
     two = AutoModelForCausalLM.from_pretrained(
         make(tmp_path / "b", dtype="float32", init_scale=2.0)
@@ -171,7 +173,7 @@ def test_init_scale_widens_the_blocks_only(tmp_path):
     assert torch.equal(two.get_parameter(name), one.get_parameter(name))
 
 
-def test_spread_is_one_over_the_root_of_the_inputs(tmp_path):
+def test_spread_is_one_over_the_root_of_the_inputs(tmp_path: Path) -> None:
     """GPT-2 stores its matrices transposed: the widening one has 256 inputs, not 1,024."""
     model = AutoModelForCausalLM.from_pretrained(make(tmp_path / "a", "gpt2", dtype="float32"))
     block = model.transformer.h[0].mlp
@@ -179,7 +181,7 @@ def test_spread_is_one_over_the_root_of_the_inputs(tmp_path):
     assert block.c_proj.weight.std().item() == pytest.approx(1024**-0.5, rel=0.02)
 
 
-def test_layers_are_kept_real_by_default():
+def test_layers_are_kept_real_by_default() -> None:
     assert maker.make_config(maker.SHAPES["gpt2"]).n_layer == 12
     assert maker.make_config(maker.SHAPES["gpt2"], num_layers=3).n_layer == 3
     gemma = maker.make_config(maker.SHAPES["gemma3-1b"], num_layers=6)
@@ -199,20 +201,24 @@ def test_layers_are_kept_real_by_default():
         ({"shape": "mistral-7b"}, "would take 13.5 GiB, more than 4"),
     ],
 )
-def test_wrong_requests_write_nothing(tmp_path, options, message):
+def test_wrong_requests_write_nothing(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         maker.make_random_model(directory=tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
 
 
-def test_command_line(tmp_path, capsys):
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "gpt2"
     maker.main(["gpt2", str(out), "--layers", "1", "--narrow", "--dtype", "float16"])
     assert json.loads((out / "config.json").read_text())["n_layer"] == 1
     assert str(out) in capsys.readouterr().out
 
 
-def test_command_line_explains_what_is_wrong(tmp_path, capsys):
+def test_command_line_explains_what_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         maker.main(["mixtral-8x7b", str(tmp_path / "out")])
     assert "fewer layers" in capsys.readouterr().err

@@ -5,6 +5,7 @@ import math
 import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import train_tiny_llama
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from tests.conftest import MODEL as TINY_MODEL
 
@@ -42,7 +44,9 @@ PROMPTS = (
 INDENTED_LINE = re.compile(r"\n(?: {4})+\S")
 
 
-def greedy(model, tokenizer, prompt, length):
+def greedy(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, prompt: str, length: int
+) -> Any:
     """The ids which greedy search adds to ``prompt``, at most ``length``."""
     inputs = tokenizer(prompt, return_tensors="pt")
     output = model.generate(
@@ -55,18 +59,18 @@ def greedy(model, tokenizer, prompt, length):
 
 
 @pytest.fixture(scope="module")
-def completions(hf_model, tokenizer):
+def completions(hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> list[str]:
     """The greedy completion, 64 tokens, of each of ``PROMPTS``."""
     ids = [greedy(hf_model, tokenizer, prompt, 64) for prompt in PROMPTS]
     return [tokenizer.decode(each, skip_special_tokens=True) for each in ids]
 
 
-def test_folder_is_small():
+def test_folder_is_small() -> None:
     size = sum(path.stat().st_size for path in TINY_MODEL.rglob("*") if path.is_file())
     assert size <= MAX_FOLDER_BYTES
 
 
-def test_folder_holds_exactly_the_model():
+def test_folder_holds_exactly_the_model() -> None:
     assert {path.name for path in TINY_MODEL.iterdir()} == {
         "README.md",
         "config.json",
@@ -77,20 +81,20 @@ def test_folder_holds_exactly_the_model():
     }
 
 
-def test_weights_are_bfloat16():
+def test_weights_are_bfloat16() -> None:
     with safe_open(TINY_MODEL / "model.safetensors", framework="pt") as weights:
-        dtypes = {weights.get_slice(name).get_dtype() for name in weights.keys()}
+        dtypes = {weights.get_slice(name).get_dtype() for name in weights}
     assert dtypes == {"BF16"}
 
 
-def test_generation_config_holds_token_ids_only():
+def test_generation_config_holds_token_ids_only() -> None:
     content = json.loads((TINY_MODEL / "generation_config.json").read_text())
     content.pop("transformers_version")
     content.pop("_from_model_config", None)
     assert content == {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 
-def test_loads_without_network_or_warnings():
+def test_loads_without_network_or_warnings() -> None:
     """A fresh process which cannot open a connection loads model and tokenizer."""
     script = (
         "import socket\n"
@@ -111,7 +115,7 @@ def test_loads_without_network_or_warnings():
     assert done.stdout.strip() == "LlamaForCausalLM 4096"
 
 
-def test_attention_is_grouped(hf_model):
+def test_attention_is_grouped(hf_model: PreTrainedModel) -> None:
     config = hf_model.config
     assert 1 < config.num_key_value_heads < config.num_attention_heads
     assert config.max_position_embeddings == 2048
@@ -120,7 +124,7 @@ def test_attention_is_grouped(hf_model):
 # --- tokenizer ------------------------------------------------------------------------------
 
 
-def test_tokenizer_adds_bos_once(tokenizer):
+def test_tokenizer_adds_bos_once(tokenizer: PreTrainedTokenizerFast) -> None:
     ids = tokenizer("return None")["input_ids"]
     assert ids.count(1) == 1
     assert ids[0] == tokenizer.bos_token_id == 1
@@ -133,7 +137,7 @@ SPECIAL = re.compile("|".join(map(re.escape, train_tiny_llama.SPECIAL_TOKENS)))
 
 @settings(max_examples=300, deadline=None)
 @given(st.text().filter(lambda text: not SPECIAL.search(text)))
-def test_tokenizer_round_trips_any_text(tokenizer, text):
+def test_tokenizer_round_trips_any_text(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
     ids = tokenizer(text)["input_ids"]
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
@@ -149,12 +153,14 @@ def test_tokenizer_round_trips_any_text(tokenizer, text):
         "\x00\x7f\ufeff\u2028",
     ],
 )
-def test_tokenizer_round_trips_the_usual_traps(tokenizer, text):
+def test_tokenizer_round_trips_the_usual_traps(
+    tokenizer: PreTrainedTokenizerFast, text: str
+) -> None:
     ids = tokenizer(text)["input_ids"]
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
-def test_tokenizer_compresses_python(tokenizer):
+def test_tokenizer_compresses_python(tokenizer: PreTrainedTokenizerFast) -> None:
     """Merges were learnt: bytes alone would give one token per character."""
     text = train_tiny_llama.split_held_out(train_tiny_llama.read_documents())[1][0].text
     assert len(tokenizer(text)["input_ids"]) < len(text) / 2.5
@@ -163,28 +169,30 @@ def test_tokenizer_compresses_python(tokenizer):
 # --- what the model learnt ------------------------------------------------------------------
 
 
-def test_completions_are_indented_like_python(completions):
+def test_completions_are_indented_like_python(completions: list[str]) -> None:
     indented = [text for text in completions if INDENTED_LINE.search(text)]
     assert len(indented) >= 12, completions
 
 
-def test_completions_use_keywords(completions):
+def test_completions_use_keywords(completions: list[str]) -> None:
     keyword = re.compile(r"\b(def|return|self|if|import|raise|for|class|None)\b")
     with_keywords = [text for text in completions if keyword.search(text)]
     assert len(with_keywords) >= 14, completions
 
 
-def test_completions_differ_by_prompt(completions):
+def test_completions_differ_by_prompt(completions: list[str]) -> None:
     assert len(set(completions)) >= 14
 
 
-def test_held_out_perplexity(hf_model, tokenizer):
+def test_held_out_perplexity(hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
     held_out = train_tiny_llama.split_held_out(train_tiny_llama.read_documents())[1]
     loss = train_tiny_llama.held_out_loss(hf_model, tokenizer, held_out, 256)
     assert math.exp(loss) < MAX_HELD_OUT_PERPLEXITY
 
 
-def test_end_of_module_is_likelier_after_a_module_than_within(hf_model, tokenizer):
+def test_end_of_module_is_likelier_after_a_module_than_within(
+    hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> None:
     """EOS separates the training documents, so it must follow their usual last line."""
     last = "\n\nif __name__ == '__main__':\n    main()\n"
     within = "\n\ndef main():\n    return self.\n"
@@ -197,7 +205,9 @@ def test_end_of_module_is_likelier_after_a_module_than_within(hf_model, tokenize
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_logits_stay_finite_beyond_the_training_context(dtype, tokenizer):
+def test_logits_stay_finite_beyond_the_training_context(
+    dtype: torch.dtype, tokenizer: PreTrainedTokenizerFast
+) -> None:
     """Up to the last position, eight times the training context."""
     from transformers import AutoModelForCausalLM
 
@@ -208,7 +218,9 @@ def test_logits_stay_finite_beyond_the_training_context(dtype, tokenizer):
         assert model(ids).logits.isfinite().all()
 
 
-def test_greedy_continues_beyond_the_training_context(hf_model, tokenizer):
+def test_greedy_continues_beyond_the_training_context(
+    hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> None:
     """A prompt longer than the training context is still answered by varied, known tokens."""
     text = train_tiny_llama.split_held_out(train_tiny_llama.read_documents())[1][0].text
     prompt = tokenizer.decode(tokenizer(text)["input_ids"][1:600])
@@ -219,13 +231,13 @@ def test_greedy_continues_beyond_the_training_context(hf_model, tokenizer):
 
 
 @pytest.fixture(scope="module")
-def card():
+def card() -> dict[str, str]:
     """The rows ``| name | value |`` of the model card."""
     text = (TINY_MODEL / "README.md").read_text(encoding="utf-8")
     return dict(re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|$", text, flags=re.MULTILINE))
 
 
-def test_card_states_the_shape(card, hf_model):
+def test_card_states_the_shape(card: dict[str, str], hf_model: PreTrainedModel) -> None:
     config = hf_model.config
     assert card["layers"] == str(config.num_hidden_layers)
     assert card["hidden size"] == str(config.hidden_size)
@@ -241,7 +253,7 @@ def test_card_states_the_shape(card, hf_model):
     assert f"A Llama of {parameters:,} parameters" in text
 
 
-def test_card_states_the_recipe(card):
+def test_card_states_the_recipe(card: dict[str, str]) -> None:
     """The script's defaults are the recipe of the bundled weights."""
     recipe = train_tiny_llama.Recipe()
     assert card["steps"] == str(recipe.steps)
@@ -250,7 +262,9 @@ def test_card_states_the_recipe(card):
     assert card["seed"] == str(recipe.seed)
 
 
-def test_card_states_the_held_out_loss(card, hf_model, tokenizer):
+def test_card_states_the_held_out_loss(
+    card: dict[str, str], hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> None:
     """To the printed digit where the sources are the card's, else not at all."""
     train, held_out = train_tiny_llama.split_held_out(train_tiny_llama.read_documents())
     if card["corpus SHA-256"].strip("`") != train_tiny_llama.corpus_sha256(train):
@@ -263,7 +277,9 @@ def test_card_states_the_held_out_loss(card, hf_model, tokenizer):
 
 
 @pytest.mark.parametrize("prompt", train_tiny_llama.CARD_PROMPTS)
-def test_card_shows_real_completions(prompt, hf_model, tokenizer):
+def test_card_shows_real_completions(
+    prompt: str, hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+) -> None:
     text = (TINY_MODEL / "README.md").read_text(encoding="utf-8")
     completion = train_tiny_llama.complete(hf_model, tokenizer, prompt)
     assert f"```python\n{prompt}{completion}\n```" in text

@@ -3,10 +3,13 @@
 import math
 from dataclasses import replace
 from hashlib import sha256
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import train_tiny_llama as script
+from transformers import PreTrainedTokenizerFast
 
 SMOKE = script.Recipe(
     vocab_size=384,
@@ -25,16 +28,16 @@ SMOKE = script.Recipe(
 
 
 @pytest.fixture(scope="module")
-def documents():
+def documents() -> Any:
     return script.read_documents()
 
 
 @pytest.fixture(scope="module")
-def smoke_tokenizer(documents):
+def smoke_tokenizer(documents: Any) -> PreTrainedTokenizerFast:
     return script.train_tokenizer((document.text for document in documents[:12]), 384)
 
 
-def test_corpus_is_sorted_and_free_of_tests(documents):
+def test_corpus_is_sorted_and_free_of_tests(documents: Any) -> None:
     names = [document.name for document in documents]
     assert names == sorted(names)
     assert {"os.py", "json/decoder.py", "asyncio/base_events.py"} <= set(names)
@@ -58,18 +61,18 @@ def test_corpus_is_sorted_and_free_of_tests(documents):
         ("_sysconfigdata__linux_x86_64-linux-gnu.py", False),
     ],
 )
-def test_is_corpus_file(name, used):
+def test_is_corpus_file(name: str, used: bool) -> None:
     assert script.is_corpus_file(name) is used
 
 
-def test_held_out_modules_are_not_trained_on(documents):
+def test_held_out_modules_are_not_trained_on(documents: Any) -> None:
     train, held_out = script.split_held_out(documents)
     assert tuple(document.name for document in held_out) == script.HELD_OUT
     assert not {document.name for document in train} & set(script.HELD_OUT)
     assert len(train) + len(held_out) == len(documents)
 
 
-def test_corpus_digest_depends_on_names_texts_and_order():
+def test_corpus_digest_depends_on_names_texts_and_order() -> None:
     a, b = script.Document("a.py", "x"), script.Document("b.py", "y")
     digests = {
         script.corpus_sha256([a, b]),
@@ -80,12 +83,12 @@ def test_corpus_digest_depends_on_names_texts_and_order():
     assert len(digests) == 4
 
 
-def test_empty_root_is_an_error(tmp_path):
+def test_empty_root_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no standard library sources"):
         script.read_documents(tmp_path)
 
 
-def test_stream_marks_line_starts(smoke_tokenizer):
+def test_stream_marks_line_starts(smoke_tokenizer: PreTrainedTokenizerFast) -> None:
     document = script.Document("a.py", "import os\nx = 1\n\ny = 2\n")
     stream = script.tokenize_corpus(smoke_tokenizer, [document])
     assert stream.tokens[0] == smoke_tokenizer.bos_token_id
@@ -94,7 +97,9 @@ def test_stream_marks_line_starts(smoke_tokenizer):
     assert rests == ["import os\nx = 1\n\ny = 2\n", "x = 1\n\ny = 2\n", "y = 2\n", ""]
 
 
-def test_windows_begin_with_bos_and_a_whole_line(smoke_tokenizer, documents):
+def test_windows_begin_with_bos_and_a_whole_line(
+    smoke_tokenizer: PreTrainedTokenizerFast, documents: Any
+) -> None:
     stream = script.tokenize_corpus(smoke_tokenizer, documents[:3])
     windows = script.sample_batch(stream, SMOKE, torch.Generator().manual_seed(1))
     assert windows.shape == (SMOKE.batch_size, SMOKE.context + 1)
@@ -107,7 +112,7 @@ def test_windows_begin_with_bos_and_a_whole_line(smoke_tokenizer, documents):
         assert "\n" + smoke_tokenizer.decode(ids).rstrip("\ufffd") in text
 
 
-def test_learning_rate_rises_then_falls_to_zero():
+def test_learning_rate_rises_then_falls_to_zero() -> None:
     recipe = script.Recipe(steps=100, warmup_steps=10)
     factors = [script.learning_rate_factor(step, recipe) for step in range(101)]
     assert factors[9] == factors[10] == 1.0
@@ -116,14 +121,14 @@ def test_learning_rate_rises_then_falls_to_zero():
     assert factors[100] == pytest.approx(0.0, abs=1e-12)
 
 
-def digest(folder):
+def digest(folder: Path) -> dict[str, str]:
     """Digests of every file of ``folder`` but the card, which states a duration."""
     paths = sorted(path for path in folder.iterdir() if path.name != "README.md")
     return {path.name: sha256(path.read_bytes()).hexdigest() for path in paths}
 
 
 @pytest.fixture(scope="module")
-def smoke_runs(tmp_path_factory):
+def smoke_runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Three short runs: twice the same recipe, then another seed."""
     root = tmp_path_factory.mktemp("runs")
     recipes = {"first": SMOKE, "second": SMOKE, "other": replace(SMOKE, seed=1)}
@@ -133,22 +138,22 @@ def smoke_runs(tmp_path_factory):
     }
 
 
-def test_same_recipe_gives_the_same_bytes(smoke_runs):
+def test_same_recipe_gives_the_same_bytes(smoke_runs: Any) -> None:
     assert digest(smoke_runs["first"][0]) == digest(smoke_runs["second"][0])
 
 
-def test_another_seed_gives_other_weights(smoke_runs):
+def test_another_seed_gives_other_weights(smoke_runs: Any) -> None:
     first, other = digest(smoke_runs["first"][0]), digest(smoke_runs["other"][0])
     assert first["model.safetensors"] != other["model.safetensors"]
     assert first["tokenizer.json"] == other["tokenizer.json"]
 
 
-def test_training_lowers_the_loss(smoke_runs):
+def test_training_lowers_the_loss(smoke_runs: Any) -> None:
     outcome = smoke_runs["first"][1]
     assert outcome.held_out_loss < math.log(SMOKE.vocab_size) - 0.5
 
 
-def test_stored_model_has_the_measured_loss(smoke_runs, documents):
+def test_stored_model_has_the_measured_loss(smoke_runs: Any, documents: Any) -> None:
     """The card speaks of the weights on disk, after their rounding."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -160,7 +165,7 @@ def test_stored_model_has_the_measured_loss(smoke_runs, documents):
     assert loss == pytest.approx(outcome.held_out_loss, abs=1e-5)
 
 
-def test_held_out_loss_needs_text(smoke_tokenizer):
+def test_held_out_loss_needs_text(smoke_tokenizer: PreTrainedTokenizerFast) -> None:
     model = script.build_model(SMOKE)
     with pytest.raises(ValueError, match="no document has 32 tokens"):
         script.held_out_loss(model, smoke_tokenizer, [script.Document("a.py", "x = 1\n")], 32)

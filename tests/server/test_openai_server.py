@@ -97,7 +97,11 @@ def test_same_text_as_hf(
 def test_streaming_gives_the_same_tokens(client: openai.OpenAI) -> None:
     text = prompt_texts(1)[0]
     stream = client.completions.create(
-        model="tiny", prompt=text, max_tokens=32, stream=True, extra_body={"repetition_penalty": 1.2}
+        model="tiny",
+        prompt=text,
+        max_tokens=32,
+        stream=True,
+        extra_body={"repetition_penalty": 1.2},
     )
     pieces = [chunk.choices[0].text for chunk in stream if chunk.choices]
     assert "".join(pieces) == complete(client, text, repetition_penalty=1.2)

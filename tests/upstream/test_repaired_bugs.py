@@ -15,7 +15,7 @@ ARGUMENTS = {"model": str(MODEL)}
 
 
 def test_seeded_request_with_chunked_prefill() -> None:
-    with pytest.raises(ProbeFailed, match="CPU Generator does not use offset|EngineDeadError"):
+    with pytest.raises(ProbeFailed, match=r"CPU Generator does not use offset|EngineDeadError"):
         run_probe("seeded_chunked_prefill", upstream=True, arguments=ARGUMENTS)
     ours = run_probe("seeded_chunked_prefill", upstream=False, arguments=ARGUMENTS)
     assert len(ours["alone"]) == 16

@@ -9,7 +9,9 @@ from tests.upstream.trees import run_probe
 
 
 @pytest.mark.parametrize(
-    "dtype, eager", [("bfloat16", True), ("float32", False)], ids=["bfloat16", "float32-compiled"]
+    ("dtype", "eager"),
+    [("bfloat16", True), ("float32", False)],
+    ids=["bfloat16", "float32-compiled"],
 )
 def test_tokens_and_logprobs(dtype: str, eager: bool) -> None:
     arguments = {"model": str(MODEL), "dtype": dtype, "eager": eager}

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from distribution.tree import pristine_tree
+from distribution.pristine import pristine_tree
 from tests.conftest import ROOT
 
 PROBES = Path(__file__).parent / "probes"

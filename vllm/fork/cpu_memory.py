@@ -12,9 +12,7 @@ from vllm.utils.mem_utils import format_gib
 logger = init_logger(__name__)
 
 
-def fitting_cpu_memory(
-    requested: int, memory: MemoryNodeInfo, cache_config: CacheConfig
-) -> int:
+def fitting_cpu_memory(requested: int, memory: MemoryNodeInfo, cache_config: CacheConfig) -> int:
     """Fit the worker's default memory request to what the machine has free.
 
     vLLM asks for ``gpu_memory_utilization`` (0.92 unless set) of the node's *total* memory and
@@ -33,7 +31,11 @@ def fitting_cpu_memory(
     """
     default = CacheConfig.gpu_memory_utilization
     chosen = cache_config.gpu_memory_utilization != default
-    if chosen or cache_config.kv_cache_memory_bytes is not None or requested <= memory.available_memory:
+    if (
+        chosen
+        or cache_config.kv_cache_memory_bytes is not None
+        or requested <= memory.available_memory
+    ):
         return requested
     fitting = math.floor(memory.available_memory * default)
     logger.warning(

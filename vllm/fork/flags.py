@@ -74,7 +74,9 @@ def check_flag(name: str, value: object) -> FlagValue:
         accepted = ", ".join(map(repr, (True, False, *spec.modes)))
         raise ValueError(f"{name}={value!r} is not a value of this flag; use one of {accepted}.")
     if value not in spec.available:
-        instead = " or ".join([*(f"use {name}={v!r}" for v in spec.available), "leave the flag out"])
+        instead = " or ".join(
+            [*(f"use {name}={v!r}" for v in spec.available), "leave the flag out"]
+        )
         raise ValueError(f"{name}={value!r} is not implemented in this release: {instead}.")
     assert isinstance(value, bool | str)
     return value

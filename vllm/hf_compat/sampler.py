@@ -52,7 +52,7 @@ class HFSampler(Sampler):
         self._seen.append(output.sampled_token_ids.view(-1), discarded)
         return output
 
-    def apply_penalties(  # type: ignore[override]
+    def apply_penalties(
         self,
         logits: torch.Tensor,
         sampling_metadata: SamplingMetadata,

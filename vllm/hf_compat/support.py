@@ -43,7 +43,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 
 
 def unsupported_fields(merged: GenerationConfig) -> dict[str, Any]:
-    """Return the fields of a merged configuration that would change the tokens, and their values."""
+    """Return the fields of a merged configuration that would change the tokens, with values."""
     active = {name: getattr(merged, name, None) for name in NEUTRAL_VALUES}
     return {
         name: value

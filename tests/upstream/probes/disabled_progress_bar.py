@@ -8,7 +8,10 @@ from vllm import LLM, SamplingParams
 
 if __name__ == "__main__":
     llm = LLM(
-        arguments["model"], dtype="float32", max_model_len=128, enforce_eager=True,
+        arguments["model"],
+        dtype="float32",
+        max_model_len=128,
+        enforce_eager=True,
         kv_cache_memory_bytes=1 << 28,
     )
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from _report import arguments, report
 
 from vllm import LLM, SamplingParams
@@ -32,7 +34,7 @@ def bits(output: RequestOutput) -> dict[str, object]:
     }
 
 
-def _hex(steps: object) -> object:
+def _hex(steps: Any) -> Any:
     if steps is None:
         return None
     return [step and {str(k): (v.logprob.hex(), v.rank) for k, v in step.items()} for step in steps]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from _report import arguments, report
-
 import torch
+from _report import arguments, report
 from transformers import AutoModelForCausalLM
 
 from vllm import LLM, SamplingParams
