@@ -41,8 +41,10 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
         "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "1024",
         "--enforce-eager", "--kv-cache-memory-bytes", str(1 << 28),
     ]  # fmt: skip
+    # Spawned processes import everything anew: the flags must reach them through the config alone.
+    environment = {**os.environ, "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn"}
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=dict(os.environ))
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
     try:
         wait_until_healthy(f"http://127.0.0.1:{port}/health", process, log)
         yield openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
@@ -64,15 +66,18 @@ def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) ->
     pytest.fail(f"the server did not come up:\n{log.read_text()[-4000:]}")
 
 
-def complete(client: openai.OpenAI, prompt: str, **extra: Any) -> str:
+def complete(client: openai.OpenAI, prompt: str, **extra: Any) -> list[int]:
+    """Return the tokens of one completion (``return_token_ids`` is upstream's addition)."""
+    body = {"return_token_ids": True, **extra}
     response = client.completions.create(
-        model="tiny", prompt=prompt, max_tokens=32, extra_body=extra
+        model="tiny", prompt=prompt, max_tokens=32, extra_body=body
     )
-    return response.choices[0].text
+    token_ids: list[int] = response.choices[0].model_extra["token_ids"]
+    return token_ids
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.2])
-def test_same_text_as_hf(
+def test_same_tokens_as_hf(
     client: openai.OpenAI,
     hf_model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -81,12 +86,7 @@ def test_same_text_as_hf(
     """Sixteen requests at once; the client sets no temperature, and gets HF's greedy default."""
     texts = prompt_texts(16)
     config = GenerationConfig(max_new_tokens=32, repetition_penalty=penalty)
-    expected = [
-        tokenizer.decode(
-            generate(hf_model, tokenizer(text)["input_ids"], config), skip_special_tokens=True
-        )
-        for text in texts
-    ]
+    expected = [generate(hf_model, tokenizer(text)["input_ids"], config) for text in texts]
     with ThreadPoolExecutor(16) as pool:
         answers = list(
             pool.map(lambda text: complete(client, text, repetition_penalty=penalty), texts)
@@ -94,7 +94,9 @@ def test_same_text_as_hf(
     assert answers == expected
 
 
-def test_streaming_gives_the_same_tokens(client: openai.OpenAI) -> None:
+def test_streaming_gives_the_same_tokens(
+    client: openai.OpenAI, tokenizer: PreTrainedTokenizerBase
+) -> None:
     text = prompt_texts(1)[0]
     stream = client.completions.create(
         model="tiny",
@@ -104,7 +106,8 @@ def test_streaming_gives_the_same_tokens(client: openai.OpenAI) -> None:
         extra_body={"repetition_penalty": 1.2},
     )
     pieces = [chunk.choices[0].text for chunk in stream if chunk.choices]
-    assert "".join(pieces) == complete(client, text, repetition_penalty=1.2)
+    whole = complete(client, text, repetition_penalty=1.2)
+    assert "".join(pieces) == tokenizer.decode(whole, skip_special_tokens=True)
     assert len(pieces) > 5
 
 
@@ -115,4 +118,4 @@ def test_refusals_are_bad_requests(client: openai.OpenAI) -> None:
         client.completions.create(
             model="tiny", prompt="def", n=2, extra_body={"use_beam_search": True}
         )
-    assert complete(client, "def f(") != ""
+    assert complete(client, "def f("), "a refused request has harmed the server"

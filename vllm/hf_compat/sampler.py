@@ -44,7 +44,7 @@ class HFSampler(Sampler):
         """Sample one token for each request of the runner's batch (``Sampler.forward``)."""
         runner = self._runner
         req_ids = runner.input_batch.req_ids
-        self._seen.update_batch(runner.requests[req_id] for req_id in req_ids)
+        self._seen.update_batch([runner.requests[req_id] for req_id in req_ids], runner.requests)
         output = super().forward(
             logits, sampling_metadata, predict_bonus_token, logprobs_mode_override
         )

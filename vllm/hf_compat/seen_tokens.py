@@ -7,8 +7,9 @@ vocabulary; after that each step sets one bit, on the device, without reading to
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,39 +27,54 @@ if TYPE_CHECKING:
 _NO_SLOT = -1  # row of a request without a penalty; the ops skip it
 
 
-class _History(NamedTuple):
-    """A request's row in the table, and the token lists that it was built from."""
+@dataclass(eq=False, slots=True)
+class _History:
+    """A request's row in the table, and what it was built from.
+
+    Attributes:
+        slot: the row.
+        penalty: HF's ``repetition_penalty``.
+        prompt_token_ids: the very list that the request had.
+        output_token_ids: likewise.
+        num_outputs: how many output tokens are marked.
+    """
 
     slot: int
     penalty: float
     prompt_token_ids: list[int] | None
     output_token_ids: list[int]
+    num_outputs: int
 
-    def belongs_to(self, request: CachedRequestState) -> bool:
-        """Whether `request` still continues the lists that this history was built from.
+    def continues(self, request: CachedRequestState) -> bool:
+        """Whether `request` still consists of what is marked.
 
-        vLLM replaces a list when it rewinds or extends a request behind the sampler's back
-        (resumption after preemption, streaming input); otherwise it appends to it.
+        vLLM replaces or shortens a list when it rewinds or extends a request behind the sampler's
+        back (resumption after preemption, streaming input, lost KV blocks); otherwise it appends
+        to it what was sampled.
         """
         return (
             self.prompt_token_ids is request.prompt_token_ids
             and self.output_token_ids is request.output_token_ids
+            and self.num_outputs == len(request.output_token_ids)
         )
 
 
 class SeenTokens:
-    """Bit masks of the tokens seen by the requests of a batch.
+    """Bit masks of the tokens seen by the requests of a worker.
+
+    A request keeps its mask while it waits for a place in the batch: under async scheduling its
+    last tokens are on the device only, and could not be read again.
 
     Args:
-        max_num_reqs: most requests in a batch.
+        num_slots: rows of the table at first; it grows when more requests are alive.
         vocab_size: width of the logits.
         device: where the logits are.
     """
 
-    def __init__(self, max_num_reqs: int, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
         words = num_mask_words(vocab_size)
-        self._mask = torch.zeros(max_num_reqs, words, dtype=torch.int32, device=device)
-        self._free_slots = list(range(max_num_reqs))
+        self._mask = torch.zeros(num_slots, words, dtype=torch.int32, device=device)
+        self._free_slots = list(range(num_slots))
         self._histories: dict[str, _History] = {}
         self._batch: list[_History | None] = []
         self._slots = torch.empty(0, dtype=torch.int32, device=device)
@@ -67,15 +83,16 @@ class SeenTokens:
     def __len__(self) -> int:
         return len(self._histories)
 
-    def update_batch(self, requests: Iterable[CachedRequestState]) -> None:
-        """Follow the batch: read the tokens of requests that entered, forget those that left.
+    def update_batch(
+        self, batch_requests: Sequence[CachedRequestState], alive: Collection[str]
+    ) -> None:
+        """Follow the batch: read the tokens of requests that are new, forget those that ended.
 
         Args:
-            requests: the batch's requests in the order of the logits' rows.
+            batch_requests: the batch's requests in the order of the logits' rows.
+            alive: ids of all requests that have not ended, in the batch or not.
         """
-        batch_requests = list(requests)
-        present = {request.req_id for request in batch_requests}
-        for req_id in self._histories.keys() - present:
+        for req_id in [req_id for req_id in self._histories if req_id not in alive]:
             self._free_slots.append(self._histories.pop(req_id).slot)
         batch = [self._history_of(request) for request in batch_requests]
         if batch != self._batch:
@@ -102,6 +119,9 @@ class SeenTokens:
         """
         if not self._histories:
             return
+        for history, is_discarded in zip(self._batch, discarded, strict=True):
+            if history is not None and not is_discarded:
+                history.num_outputs += 1
         slots = self._slots
         if discarded.any():
             slots = slots.masked_fill(self._tensor(discarded, torch.bool), _NO_SLOT)
@@ -109,16 +129,24 @@ class SeenTokens:
 
     def _history_of(self, request: CachedRequestState) -> _History | None:
         history = self._histories.get(request.req_id)
-        if history is not None and history.belongs_to(request):
+        if history is not None and history.continues(request):
             return history
         penalty = HFRequest.of(request.sampling_params).repetition_penalty
         if penalty == 1.0:
             return None
-        slot = self._free_slots.pop() if history is None else history.slot
+        slot = self._take_slot() if history is None else history.slot
         self._rebuild(slot, request)
-        history = _History(slot, penalty, request.prompt_token_ids, request.output_token_ids)
+        outputs = request.output_token_ids
+        history = _History(slot, penalty, request.prompt_token_ids, outputs, len(outputs))
         self._histories[request.req_id] = history
         return history
+
+    def _take_slot(self) -> int:
+        if not self._free_slots:
+            size = len(self._mask)
+            self._mask = torch.cat([self._mask, torch.zeros_like(self._mask)])
+            self._free_slots = list(range(size, 2 * size))
+        return self._free_slots.pop()
 
     def _rebuild(self, slot: int, request: CachedRequestState) -> None:
         self._mask[slot].zero_()
