@@ -19,7 +19,7 @@ from tests.conftest import MODEL as TINY_MODEL
 
 MAX_FOLDER_BYTES = 8_000_000
 
-MAX_HELD_OUT_PERPLEXITY = 60.0
+MAX_HELD_OUT_PERPLEXITY = 90.0
 """Between the card's figure and the 4,096 of a model which knows nothing (see the card)."""
 
 PROMPTS = (
