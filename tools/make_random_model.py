@@ -546,6 +546,25 @@ def randomize(model: PreTrainedModel, seed: int, init_scale: float) -> None:
                 weight.copy_(weight.float() + noise * VECTOR_STD)
 
 
+@torch.no_grad()
+def soften_embeddings(model: PreTrainedModel) -> None:
+    """Undo in place what a family does to enlarge the embeddings before the first block.
+
+    Gemma multiplies them by the root of the width, and BLOOM normalises them to a spread of 1:
+    either way a model with random blocks and tied embeddings would repeat the prompt's last token.
+    Gemma's final norm gets the factor instead, so that the spread of the logits stays.
+    """
+    if model.config.model_type.startswith("gemma"):
+        factor = math.sqrt(model.config.hidden_size)
+        model.get_input_embeddings().weight.div_(factor)
+        gain = model.model.norm.weight  # stored less 1
+        gain.add_(1).mul_(factor).sub_(1)
+    elif model.config.model_type == "bloom":
+        norm = model.transformer.word_embeddings_layernorm
+        norm.weight.mul_(EMBEDDING_STD)
+        norm.bias.mul_(EMBEDDING_STD)
+
+
 # --- tokenizer ------------------------------------------------------------------------------
 
 
@@ -595,6 +614,9 @@ def role_pieces(config: Any) -> dict[str, str]:
         token = getattr(config, f"{role}_token_id")
         if token is not None:
             roles[f"{role}_token"] = pieces[token]
+    if config.model_type == "qwen2":
+        # The real tokenizer pads with EOS; without a choice its class would add a piece of its own.
+        roles.setdefault("pad_token", roles["eos_token"])
     return roles
 
 
@@ -659,6 +681,7 @@ def make_random_model(
     with torch.random.fork_rng(devices=[]):  # the initialisation to be overwritten draws too
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     randomize(model, seed, init_scale)
+    soften_embeddings(model)
     model.generation_config = GenerationConfig(**facts.generation)
     directory.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(directory)

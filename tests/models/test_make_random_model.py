@@ -87,12 +87,12 @@ def test_generation_config_agrees_with_the_config(name: str) -> None:
 
 
 def test_loads_and_gives_finite_varied_logits(made: Any) -> None:
-    """Greedy search leaves the prompt's tokens and does not repeat one token."""
+    """Greedy search leaves the prompt's last token, and depends on the prompt."""
     name, folder = made
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert model.config.model_type == maker.SHAPES[name].config["model_type"]
-    varied = 0
+    answers = set()
     for prompt in PROMPTS:
         inputs = tokenizer(prompt, return_tensors="pt")
         ids, mask = inputs["input_ids"], inputs["attention_mask"]
@@ -104,8 +104,10 @@ def test_loads_and_gives_finite_varied_logits(made: Any) -> None:
         output = model.generate(
             ids, attention_mask=mask, max_new_tokens=24, do_sample=False, eos_token_id=-1
         )
-        varied += len(set(output[0, ids.shape[1] :].tolist())) >= 12
-    assert varied == len(PROMPTS)
+        answer = output[0, ids.shape[1] :].tolist()
+        assert len(set(answer)) >= 4
+        answers.add(tuple(answer))
+    assert len(answers) == len(PROMPTS)
 
 
 def test_generation_config_is_the_real_one(made: Any) -> None:
@@ -121,7 +123,9 @@ def test_tokenizer_has_the_model_s_special_ids(made: Any) -> None:
     eos = config.eos_token_id
     assert tokenizer.eos_token_id == (eos[0] if isinstance(eos, list) else eos)
     assert tokenizer.bos_token_id == config.bos_token_id
-    assert tokenizer.pad_token_id == config.pad_token_id
+    pads_with_eos = name == "qwen2-0.5b"  # its configuration names no PAD
+    pad = tokenizer.eos_token_id if pads_with_eos else config.pad_token_id
+    assert tokenizer.pad_token_id == pad
     starts = tokenizer("x = 1")["input_ids"][0] == config.bos_token_id
     assert starts == maker.SHAPES[name].adds_bos
 
