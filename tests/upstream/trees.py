@@ -6,17 +6,20 @@ environment, so that nothing but the fork's changes differs.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from distribution.pristine import pristine_tree
-from tests.conftest import ROOT
 
-PROBES = Path(__file__).parent / "probes"
+TESTS = Path(__file__).resolve().parent.parent
+PROBES = TESTS / "upstream" / "probes"
 
 
 class ProbeFailed(Exception):
@@ -41,12 +44,29 @@ def run_probe(
     if upstream:
         variables["PYTHONPATH"] = str(pristine_tree("cpu"))
     command = [sys.executable, str(PROBES / f"{name}.py"), json.dumps(arguments or {})]
-    done = subprocess.run(
-        command, env=variables, capture_output=True, text=True, cwd=ROOT / "tests", timeout=300
-    )
-    if done.returncode != 0:
-        raise ProbeFailed((done.stdout + done.stderr)[-8000:])
-    result = json.loads(done.stdout.splitlines()[-1])
+    status, printed, errors = _run(command, variables)
+    if status != 0:
+        raise ProbeFailed((printed + errors)[-8000:])
+    result = json.loads(printed.splitlines()[-1])
     is_pristine = "pristine" in result["vllm"]
     assert is_pristine == upstream, f"ran {result['vllm']}"
     return result["value"]
+
+
+def _run(command: list[str], variables: dict[str, str]) -> tuple[int, str, str]:
+    """Run a command with all its children ended afterwards; return its status and output.
+
+    Files and not pipes: the worker of an engine that died would keep a pipe open.
+    """
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.Popen(
+            command, env=variables, stdout=out, stderr=err, cwd=TESTS, start_new_session=True
+        )
+        try:
+            status = process.wait(timeout=300)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        out.seek(0)
+        err.seek(0)
+        return status, out.read(), err.read()

@@ -7,6 +7,8 @@ import os
 import sys
 from typing import Any
 
+import psutil
+
 import vllm
 
 arguments: dict[str, Any] = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
@@ -15,4 +17,7 @@ arguments: dict[str, Any] = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
 def report(value: Any) -> None:
     sys.stderr.flush()
     print("\n" + json.dumps({"vllm": vllm.__file__, "value": value}), flush=True)
-    os._exit(0)  # an engine that a bug has killed must not turn the exit status
+    # An engine that a bug has killed must neither hang the exit nor turn its status.
+    for child in psutil.Process().children(recursive=True):
+        child.kill()
+    os._exit(0)
