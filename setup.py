@@ -10,6 +10,7 @@ from pathlib import Path
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
+from distribution.environment import refuse_upstream_vllm
 from distribution.errors import DistributionError
 from distribution.kernels import LIBRARY, build_library
 from distribution.metadata import adapt_metadata
@@ -35,6 +36,7 @@ class BuildKernels(build_ext):
 
 
 def main() -> None:
+    refuse_upstream_vllm()  # pip --no-build-isolation does not ask the backend to check
     pin = load_pin(choose_target())
     link = bool(EDITABLE_COMMANDS & set(sys.argv))
     # Metadata alone is asked for before the commands that say which of the two trees is wanted.

@@ -7,7 +7,15 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 from distribution.errors import DistributionError
-from distribution.series import Hunk, Patch, anchor_of, insert_hunks, patched_files
+from distribution.series import (
+    Hunk,
+    Patch,
+    anchor_of,
+    insert_hunks,
+    patched_files,
+    read_source,
+    split_lines,
+)
 
 UPSTREAM = ""
 """Owner of upstream's lines; the other owners are names of patches."""
@@ -36,8 +44,8 @@ def record_edits(
     before = patched_files(series, pristine)
     files: dict[str, tuple[Hunk, ...]] = {}
     for relative in sorted({*before, *_changed_files(edited, pristine, overlay)}):
-        upstream = (pristine / relative).read_text()
-        current = (edited / relative).read_text()
+        upstream = read_source(pristine / relative)
+        current = read_source(edited / relative)
         hunks = _hunks_of(patch.name, relative, upstream, current, series)
         if hunks:
             files[relative] = hunks
@@ -48,14 +56,20 @@ def record_edits(
         ]
         if insert_hunks(upstream, everything) != current:
             raise DistributionError(
-                f"The edits of {relative} stand between lines of another patch: move them before "
-                "or after those lines, as the order of the series says."
+                f"The edits of {relative} stand between lines of another patch, or its last line "
+                "has no end: move them before or after those lines, as the order of the series "
+                "says, or end the line."
             )
     return Patch(patch.name, patch.header, files)
 
 
 def _changed_files(edited: Path, pristine: Path, overlay: Path) -> Iterator[str]:
     """Yield the upstream Python files that the edited tree has in another form."""
+    for original in (pristine / "vllm").rglob("*.py"):
+        if not (edited / original.relative_to(pristine)).exists():
+            raise DistributionError(
+                f"{original.relative_to(pristine)} was removed; a patch only inserts lines."
+            )
     for path in (edited / "vllm").rglob("*.py"):
         relative = path.relative_to(edited)
         ours = (overlay.parent / relative).exists() or relative.name == "_version.py"
@@ -76,7 +90,7 @@ def _hunks_of(
 ) -> tuple[Hunk, ...]:
     """Return the hunks of patch `name` that, with those of the others, make `current`."""
     lines, owners = _owned_lines(upstream, relative, series)
-    new_lines = current.splitlines()
+    new_lines = _without_ends(current)
     new_owners: list[str] = []
     for tag, i1, i2, j1, j2 in SequenceMatcher(None, lines, new_lines, False).get_opcodes():
         if tag == "equal":
@@ -89,7 +103,7 @@ def _hunks_of(
                     "or removed; a patch only inserts lines of its own."
                 )
         new_owners += [name] * (j2 - j1)
-    return tuple(_group(name, new_lines, new_owners, upstream.splitlines()))
+    return tuple(_group(name, new_lines, new_owners, _without_ends(upstream)))
 
 
 def _owned_lines(
@@ -101,10 +115,14 @@ def _owned_lines(
         for patch in series
         for hunk in patch.files.get(relative, ())
     ]
-    parts = [line.partition("\0") for line in insert_hunks(upstream, marked).splitlines()]
+    parts = [line.partition("\0") for line in _without_ends(insert_hunks(upstream, marked))]
     lines = [line if mark else owner for owner, mark, line in parts]
     owners = [owner if mark else UPSTREAM for owner, mark, _ in parts]
     return lines, owners
+
+
+def _without_ends(text: str) -> list[str]:
+    return [line.removesuffix("\n") for line in split_lines(text)]
 
 
 def _group(

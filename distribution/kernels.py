@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from distribution.pins import ROOT
 from distribution.pristine import build_folder
 
 LIBRARY = "_fork_C.abi3.so"
+USUAL_NVCC = "/usr/local/cuda/bin/nvcc"
 
 
 def check_compilers(target: str) -> None:
@@ -23,7 +25,13 @@ def check_compilers(target: str) -> None:
     Raises:
         DistributionError: names the compiler and how to point to it.
     """
-    if shutil.which(os.environ.get("CXX", "c++")) is None and shutil.which("g++") is None:
+    chosen = os.environ.get("CXX", "").strip()
+    if chosen and shutil.which(shlex.split(chosen)[0]) is None:  # may hold options, as for CMake
+        raise DistributionError(
+            f"CXX={chosen} names a C++ compiler that was not found: set CXX to one that is there, "
+            "or unset it to use the machine's."
+        )
+    if not chosen and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         raise DistributionError(
             "No C++ compiler was found for csrc/: install g++ (Debian, Ubuntu: apt install g++), "
             "or set CXX to one."
@@ -38,8 +46,7 @@ def check_compilers(target: str) -> None:
 def nvcc() -> Path | None:
     """Return the CUDA compiler of CUDA_HOME, PATH or the usual folder."""
     home = os.environ.get("CUDA_HOME")
-    candidates = [f"{home}/bin/nvcc" if home else None, shutil.which("nvcc"),
-                  "/usr/local/cuda/bin/nvcc"]  # fmt: skip
+    candidates = [f"{home}/bin/nvcc" if home else None, shutil.which("nvcc"), USUAL_NVCC]
     return next((Path(path) for path in candidates if path and Path(path).exists()), None)
 
 
@@ -52,9 +59,19 @@ def build_library(target: str, root: Path = ROOT) -> Path:
     check_compilers(target)
     folder = build_folder(target, root) / "kernels"
     folder.mkdir(parents=True, exist_ok=True)
+    _forget_other_sources(folder, root / "csrc")
     _run([_tool("cmake"), "-S", str(root / "csrc"), "-B", str(folder), *_configuration(target)])
     _run([_tool("cmake"), "--build", str(folder)])
     return folder / LIBRARY
+
+
+def _forget_other_sources(folder: Path, source: Path) -> None:
+    """Empty the folder if the repository stood elsewhere: CMake refuses to go on from there."""
+    cache = folder / "CMakeCache.txt"
+    home = f"CMAKE_HOME_DIRECTORY:INTERNAL={source}\n"
+    if cache.exists() and home not in cache.read_text():
+        shutil.rmtree(folder)
+        folder.mkdir()
 
 
 def _configuration(target: str) -> list[str]:

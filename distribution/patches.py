@@ -18,7 +18,7 @@ from pathlib import Path
 from distribution.edits import record_edits
 from distribution.errors import DistributionError
 from distribution.pins import ROOT, TARGETS, load_pin
-from distribution.pristine import build_folder, pristine_python, unpack_python
+from distribution.pristine import build_folder, pristine_python, replacing, unpack_python
 from distribution.rebase import MergedPatch, rebase_series, wheel_of_release
 from distribution.series import FIELDS, Patch, format_patch, load_series, patched_files
 from distribution.target import choose_target
@@ -28,12 +28,17 @@ MAX_PATCHES = 10
 MAX_LINES = 150
 """The series stays small enough to be carried to every release."""
 
+UNWRITTEN = "TODO"
+"""What `new` puts into the header."""
+
 
 def check(root: Path, target: str) -> int:
     """Apply the series to the pinned wheel, in memory, and print what it amounts to."""
     series = load_series(root / "patches")
     patched_files(series, pristine_python(target, root))
     for patch in series:
+        if UNWRITTEN in patch.header.values():
+            raise DistributionError(f"{patch.name}: replace {UNWRITTEN} in its header.")
         print(f"{patch.name:40} {patch.num_lines:3} lines in {len(patch.files)} files")
     lines = sum(patch.num_lines for patch in series)
     print(
@@ -50,10 +55,11 @@ def new(root: Path, name: str, target: str) -> int:
     series = load_series(root / "patches")
     if any(_matches(patch, name) for patch in series):
         raise DistributionError(f"A patch called {name} exists: use refresh.")
-    patch = Patch(f"{len(series) + 1:04}-{name}.patch", dict.fromkeys(FIELDS, "TODO"), {})
+    patch = Patch(f"{len(series) + 1:04}-{name}.patch", dict.fromkeys(FIELDS, UNWRITTEN), {})
     written = _record(root, target, [*series, patch], len(series))
     with (root / "patches" / "series").open("a") as listing:
         listing.write(f"{written.name}\n")
+    keep_edited_tree(target, root)
     print(f"{written.name}: {written.num_lines} lines; now fill in its header")
     return 0
 
@@ -65,8 +71,13 @@ def refresh(root: Path, name: str, target: str) -> int:
     if index is None:
         raise DistributionError(f"No patch of the series is called {name}: use new.")
     written = _record(root, target, series, index)
+    keep_edited_tree(target, root)
     print(f"{written.name}: {written.num_lines} lines")
     return 0
+
+
+def _write(patch: Patch, file: Path) -> None:
+    file.write_bytes(format_patch(patch).encode())
 
 
 def _matches(patch: Patch, name: str) -> bool:
@@ -83,8 +94,7 @@ def _record(root: Path, target: str, series: list[Patch], index: int) -> Patch:
     recorded = record_edits(edited, pristine_python(target, root), series, index, root / "vllm")
     if not recorded.files:
         raise DistributionError(f"{edited} holds no edits for {recorded.name}.")
-    (root / "patches" / recorded.name).write_text(format_patch(recorded))
-    keep_edited_tree(target, root)
+    _write(recorded, root / "patches" / recorded.name)
     return recorded
 
 
@@ -92,16 +102,24 @@ def rebase(root: Path, release: str, target: str, wheel: Path | None, write: boo
     """Merge the series into another release and print, patch by patch, what applies."""
     build = build_folder(target, root)
     dist = load_pin(target, root).dist
+    series, pristine = load_series(root / "patches"), pristine_python(target, root)
+    patched_files(series, pristine)  # an error, if the series does not even apply to its own wheel
+    if wheel and not wheel.is_file():
+        raise DistributionError(f"--wheel names {wheel}, which does not exist.")
     wheel = wheel or wheel_of_release(dist, release, build / "wheels")
-    theirs = unpack_python(wheel, build / f"python-{release}")
-    merged = rebase_series(load_series(root / "patches"), pristine_python(target, root), theirs)
+    merged = rebase_series(series, pristine, unpack_python(wheel, build / f"python-{release}"))
     for patch in merged:
         _report(patch)
     hunks = [hunk for patch in merged for hunk in patch.hunks]
     applying = sum(hunk.new is not None for hunk in hunks)
     complete = applying == len(hunks)
-    output = root / "patches" if write and complete else build / f"rebased-{release}"
-    _write_merged(merged, output)
+    if write and complete:
+        output = root / "patches"
+        _write_merged(merged, output)
+    else:
+        output = build / f"rebased-{release}"
+        with replacing(output) as folder:
+            _write_merged(merged, folder)
     print(f"{applying} of {len(hunks)} hunks apply to {release}; written to {output}")
     return 0 if complete else 1
 
@@ -118,13 +136,14 @@ def _report(patch: MergedPatch) -> None:
 
 def _write_merged(merged: list[MergedPatch], folder: Path) -> None:
     """Write what applies as a series, and what does not beside it as NAME.rej."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for patch in merged:
-        (folder / patch.old.name).write_text(format_patch(patch.applying()))
-        if patch.conflicts().files:
-            reject = folder / f"{patch.old.name}.rej"
-            reject.write_text(format_patch(patch.conflicts()))
-    (folder / "series").write_text("".join(f"{patch.old.name}\n" for patch in merged))
+    applying = [patch.applying() for patch in merged]
+    kept = [patch for patch in applying if patch.files]  # the others are in their .rej alone
+    for patch in kept:
+        _write(patch, folder / patch.name)
+    for patch in (patch.conflicts() for patch in merged):
+        if patch.files:
+            _write(patch, folder / f"{patch.name}.rej")
+    (folder / "series").write_text("".join(f"{patch.name}\n" for patch in kept))
 
 
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:

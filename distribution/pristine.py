@@ -7,8 +7,10 @@ build/<target>/python-<sha>/      only its Python files
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from distribution.fetch import upstream_wheel
@@ -57,14 +59,31 @@ def unpack_python(wheel: Path, folder: Path) -> Path:
 
 
 def _unpack(wheel: Path, folder: Path, suffix: str) -> Path:
-    """Unpack beside `folder` and move it there when it is complete."""
-    partial = emptied(folder.with_name(f"{folder.name}.partial"))
-    with zipfile.ZipFile(wheel) as archive:
+    with replacing(folder) as partial, zipfile.ZipFile(wheel) as archive:
         archive.extractall(partial, [n for n in archive.namelist() if n.endswith(suffix)])
-    return partial.rename(folder)
+    return folder
 
 
-def emptied(folder: Path) -> Path:
+@contextlib.contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """Give an empty folder to fill, which becomes `folder` if the block ends without an error.
+
+    After an error, or an interruption, `folder` is what it was.
+    """
+    partial = _emptied(folder.with_name(f"{folder.name}.partial"))
+    try:
+        yield partial
+    except BaseException:
+        shutil.rmtree(partial)
+        raise
+    retired = _emptied(folder.with_name(f"{folder.name}.old"))
+    if folder.exists():
+        folder.rename(retired)
+    partial.rename(folder)
+    shutil.rmtree(retired)
+
+
+def _emptied(folder: Path) -> Path:
     """Make `folder` anew, and return it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from distribution.errors import DistributionError
-from distribution.series import Hunk, Patch, anchor_of, insert_hunks
+from distribution.series import Hunk, Patch, anchor_of, insert_hunks, read_source, split_lines
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,12 @@ def merge_hunk(path: str, hunk: Hunk, old: Path, new: Path) -> MergedHunk:
     """Merge one hunk: base is the old file, one side the new file, the other the patched old."""
     if not (new / path).is_file():
         return MergedHunk(path, hunk, None, "the release has no such file")
-    before = (old / path).read_text()
-    ours = (new / path).read_text()
+    before = read_source(old / path)
+    ours = read_source(new / path)
     merged = _three_way(ours, before, insert_hunks(before, [hunk]))
     if merged is None:
         return MergedHunk(path, hunk, None, "upstream changed the lines around it")
-    carried = _find_insertion(ours.splitlines(), merged.splitlines(), hunk.lines)
+    carried = _find_insertion(split_lines(ours), split_lines(merged), hunk.lines)
     if carried is None:
         return MergedHunk(path, hunk, None, "upstream has the same lines already")
     return MergedHunk(path, hunk, carried)
@@ -95,21 +95,23 @@ def _three_way(ours: str, base: str, theirs: str) -> str | None:
     with tempfile.TemporaryDirectory() as folder:
         names = []
         for name, text in (("ours", ours), ("base", base), ("theirs", theirs)):
-            (Path(folder) / name).write_text(text)
+            (Path(folder) / name).write_bytes(text.encode())
             names.append(str(Path(folder) / name))
         command = ["git", "merge-file", "--quiet", "--stdout", *names]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True)
     if done.returncode < 0 or done.returncode > 127:
-        raise DistributionError(f"`git merge-file` failed: {done.stderr.strip()}.")
-    return done.stdout if done.returncode == 0 else None
+        reason = done.stderr.decode().strip()
+        raise DistributionError(f"`git merge-file` failed: {reason}.")
+    return done.stdout.decode() if done.returncode == 0 else None
 
 
 def _find_insertion(
     lines: Sequence[str], merged: Sequence[str], inserted: Sequence[str]
 ) -> Hunk | None:
     """Return the hunk that turns `lines` into `merged` by inserting `inserted`, if that is all."""
+    added = [f"{line}\n" for line in inserted]
     for after in range(len(lines) + 1):
-        if merged[after : after + len(inserted)] == list(inserted):
+        if merged[after : after + len(inserted)] == added:
             rest = merged[after + len(inserted) :]
             if merged[:after] == lines[:after] and rest == lines[after:]:
                 return Hunk(after, anchor_of(lines, after), tuple(inserted))

@@ -14,6 +14,7 @@ insertion.
 from __future__ import annotations
 
 import hashlib
+import io
 import re
 import textwrap
 from collections.abc import Sequence
@@ -61,6 +62,16 @@ class Patch:
         return sum(len(hunk.lines) for hunks in self.files.values() for hunk in hunks)
 
 
+def read_source(path: Path) -> str:
+    """Return the text of a file; line ends stay as they are, and the locale does not matter."""
+    return path.read_bytes().decode()
+
+
+def split_lines(text: str) -> list[str]:
+    """Return the lines with their ends, counted as git does: only a line feed ends one."""
+    return list(io.StringIO(text, newline="\n"))
+
+
 def line_hash(line: str) -> str:
     """Return 12 hex digits of the SHA-256 of a line without its end."""
     return hashlib.sha256(line.encode()).hexdigest()[:12]
@@ -77,7 +88,7 @@ def parse_patch(name: str, text: str) -> Patch:
         raise DistributionError(f"{name} changes no file: it holds no line that starts with '---'.")
     files: dict[str, tuple[Hunk, ...]] = {}
     for section in ("--- " + body).split("\n--- "):
-        lines = section.removeprefix("--- ").splitlines()
+        lines = section.removeprefix("--- ").removesuffix("\n").split("\n")
         old, new = lines[0], lines[1] if len(lines) > 1 else ""
         if not old.startswith("a/") or new != f"+++ b/{old[2:]}":
             raise DistributionError(f"{name}: '--- {old}' is not followed by its '+++ b/' line.")
@@ -88,12 +99,12 @@ def parse_patch(name: str, text: str) -> Patch:
 def _parse_header(name: str, head: str) -> dict[str, str]:
     header: dict[str, str] = {}
     for line in head.splitlines():
-        key, colon, value = line.partition(": ")
+        key, colon, value = line.partition(":")
         if colon and key in FIELDS:
-            header[key] = value
+            header[key] = value.strip()
         elif header and line.startswith("  "):
             last = list(header)[-1]
-            header[last] = f"{header[last]} {line.strip()}"
+            header[last] = f"{header[last]} {line.strip()}".strip()
         elif line.strip():
             raise DistributionError(f"{name}: '{line}' belongs to none of the fields {FIELDS}.")
     for field in FIELDS:
@@ -168,7 +179,7 @@ def load_series(folder: Path) -> list[Patch]:
         raise DistributionError(f"{folder}/series lists {missing[0]}, which is not there.")
     if unlisted := sorted(present - set(names)):
         raise DistributionError(f"{folder}/series does not list {unlisted[0]}: add or remove it.")
-    return [parse_patch(name, (folder / name).read_text()) for name in names]
+    return [parse_patch(name, read_source(folder / name)) for name in names]
 
 
 def insert_hunks(text: str, hunks: Sequence[Hunk]) -> str:
@@ -177,7 +188,7 @@ def insert_hunks(text: str, hunks: Sequence[Hunk]) -> str:
     Raises:
         ValueError: a hunk follows another line than the one it was made for; says which.
     """
-    lines = text.splitlines(keepends=True)
+    lines = split_lines(text)
     result: list[str] = []
     position = 0
     for hunk in sorted(hunks, key=lambda hunk: hunk.after):  # stable: equals keep their order
@@ -186,6 +197,8 @@ def insert_hunks(text: str, hunks: Sequence[Hunk]) -> str:
         if anchor_of(lines, hunk.after) != hunk.anchor:
             raise ValueError(f"line {hunk.after} is not the one that it was made for")
         result += lines[position : hunk.after]
+        if result and not result[-1].endswith("\n"):
+            result[-1] += "\n"  # the file's last line, unterminated
         result += [f"{line}\n" for line in hunk.lines]
         position = hunk.after
     return "".join(result + lines[position:])
@@ -213,7 +226,7 @@ def patched_files(series: Sequence[Patch], tree: Path) -> dict[str, str]:
             if not path.is_file():
                 raise DistributionError(f"{patch.name} changes {relative}, which upstream lacks.")
             try:
-                insert_hunks(path.read_text(), own)
+                insert_hunks(read_source(path), own)
             except ValueError as error:
                 raise DistributionError(
                     f"{patch.name} does not apply to {relative}: {error}; carry it over with "
@@ -221,6 +234,6 @@ def patched_files(series: Sequence[Patch], tree: Path) -> dict[str, str]:
                 ) from None
             hunks.setdefault(relative, []).extend(own)
     return {
-        relative: insert_hunks((tree / relative).read_text(), every)
+        relative: insert_hunks(read_source(tree / relative), every)
         for relative, every in hunks.items()
     }

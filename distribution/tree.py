@@ -2,7 +2,7 @@
 
     build/<target>/src/vllm/          what an editable installation runs from
     build/<target>/wheel-src/vllm/    what a wheel is made from
-    build/<target>/<either>.json      what the tree was made from, and a digest of the result
+    build/<target>/<either>/made-from.json    what that is, and a digest of the result
 
 A tree is made beside its place and moved there when it is complete, so that an interruption
 leaves the last good one; it is made again only when something that it is made from has changed.
@@ -19,10 +19,11 @@ from pathlib import Path
 
 from distribution.errors import DistributionError
 from distribution.pins import ROOT, Pin, load_pin
-from distribution.pristine import build_folder, emptied, pristine_tree
+from distribution.pristine import build_folder, pristine_tree, replacing
 from distribution.series import load_series, patched_files
 
 PACKAGE = "vllm"
+NO_BYTECODE = shutil.ignore_patterns("__pycache__")
 
 
 def assembled_tree(target: str, *, link: bool, root: Path = ROOT) -> Path:
@@ -50,16 +51,14 @@ def assembled_tree(target: str, *, link: bool, root: Path = ROOT) -> Path:
             f"distribution.patches new NAME` (or refresh NAME), or delete {folder}."
         )
     pristine = pristine_tree(target, root)
-    partial = emptied(folder.with_name(f"{folder.name}.partial"))
-    shutil.copytree(pristine / PACKAGE, partial / PACKAGE, copy_function=_copy)
-    for relative, text in patched_files(load_series(root / "patches"), pristine).items():
-        (partial / relative).write_text(text)
-    _write_version(partial / PACKAGE, pin)
-    _overlay(root / PACKAGE, partial / PACKAGE, link)
-    _record_file(folder).unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
-    _write_record(folder, key)
+    with replacing(folder) as partial:
+        package = partial / PACKAGE
+        shutil.copytree(pristine / PACKAGE, package, ignore=NO_BYTECODE, copy_function=_copy)
+        for relative, text in patched_files(load_series(root / "patches"), pristine).items():
+            (partial / relative).write_bytes(text.encode())
+        _write_version(package, pin)
+        _overlay(root / PACKAGE, package, link)
+        _write_record(partial, key)
     return folder
 
 
@@ -70,14 +69,13 @@ def keep_edited_tree(target: str, root: Path = ROOT) -> None:
 
 
 def _record_file(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.json")
+    return folder / "made-from.json"
 
 
 def _read_record(folder: Path) -> dict[str, str]:
     """Return the key and the digest of a complete tree; nothing if there is none."""
     file = _record_file(folder)
-    record: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
-    return record if folder.exists() else {}
+    return json.loads(file.read_text()) if file.exists() else {}
 
 
 def _write_record(folder: Path, key: str) -> None:
@@ -97,8 +95,9 @@ def _key(pin: Pin, root: Path, link: bool) -> str:
     """Return a hash of everything that the assembled tree is made from.
 
     Linked overlay files count by name, since their contents are live; copied ones by content.
+    Links are absolute, so that another place of the repository makes another tree.
     """
-    digest = hashlib.sha256(repr(pin).encode())
+    digest = hashlib.sha256(f"{pin} {root.resolve() if link else ''}".encode())
     own_code = sorted(Path(__file__).parent.glob("*.py"))
     for path in [*sorted((root / "patches").iterdir()), *own_code]:
         digest.update(path.name.encode() + path.read_bytes())
@@ -154,6 +153,6 @@ def _overlay(source: Path, destination: Path, link: bool) -> None:
         elif link:
             target.symlink_to(path, target_is_directory=path.is_dir())
         elif path.is_dir():
-            shutil.copytree(path, target, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(path, target, ignore=NO_BYTECODE)
         else:
             shutil.copy2(path, target)

@@ -72,7 +72,7 @@ def complete(client: openai.OpenAI, prompt: str, **extra: Any) -> list[int]:
     response = client.completions.create(
         model="tiny", prompt=prompt, max_tokens=32, extra_body=body
     )
-    token_ids: list[int] = response.choices[0].model_extra["token_ids"]
+    token_ids: list[int] = response.choices[0].to_dict()["token_ids"]  # type: ignore[assignment]
     return token_ids
 
 
