@@ -115,12 +115,17 @@ def check_agreement(case: Case) -> None:
 
 def time_once(step: Callable[[torch.Tensor], torch.Tensor], logits: torch.Tensor) -> float:
     """Seconds from call to result, waiting for the GPU on both ends."""
-    wait = torch.cuda.synchronize if logits.is_cuda else lambda: None
-    wait()
+    wait_for_gpu(logits)
     start = time.perf_counter()
     step(logits)
-    wait()
+    wait_for_gpu(logits)
     return time.perf_counter() - start
+
+
+def wait_for_gpu(logits: torch.Tensor) -> None:
+    """Wait for what is queued on the GPU that holds `logits`, if one does."""
+    if logits.is_cuda:
+        torch.cuda.synchronize(logits.device)
 
 
 def measure(case: Case, steps: int, history: int) -> Result:

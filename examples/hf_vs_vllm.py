@@ -10,12 +10,15 @@ probability that each side's model gave to both candidates.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # the answers are the output here
 
 import torch
 from rich.console import Console
@@ -82,7 +85,9 @@ class Sides:
 
 def load(model: str, dtype: str) -> Sides:
     """Load `model` in Transformers and in this vLLM, in the same dtype."""
-    console.print(f"Loading [bold]{model}[/] in Transformers and in vLLM ({dtype}) ...")
+    console.print(
+        f"Loading [bold]{model}[/] in Transformers and in vLLM ({dtype}), about a minute ..."
+    )
     hf = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
     llm = LLM(model, dtype=dtype, hf_compat=True, enforce_eager=not torch.cuda.is_available())
     hf = hf.to("cuda" if torch.cuda.is_available() else "cpu").eval()
