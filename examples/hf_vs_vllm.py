@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -226,8 +226,9 @@ def article_model(folder: Path) -> str:
             f"{ARTICLE_MODEL} is not in this machine's Hugging Face cache: using random weights "
             "in its exact shape (its text means nothing, its arithmetic is the same)."
         )
-    sys.path.insert(0, str(ROOT / "tools"))
-    make_random_model: Callable[..., Path] = __import__("make_random_model").make_random_model
+    sys.path.insert(0, str(ROOT))
+    from tools.make_random_model import make_random_model
+
     return str(make_random_model("opt-125m", folder / "opt-125m"))
 
 

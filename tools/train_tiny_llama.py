@@ -6,7 +6,7 @@ This script therefore trains a real (if tiny) Llama, with grouped-query attentio
 and tied embeddings, on the ``.py`` files of the Python standard library, which every
 installation of Python has at hand.
 
-    python tools/train_tiny_llama.py --out models/tiny-python-llama
+    python -m tools.train_tiny_llama --out models/tiny-python-llama
 
 Everything random is seeded and the documents are read in sorted order, so two runs on the same
 machine with the same Python, torch and number of threads write the same bytes.
@@ -15,13 +15,9 @@ machine with the same Python, torch and number of threads write the same bytes.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import math
 import platform
-import sys
-import sysconfig
 import time
-import tokenize
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,23 +34,16 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from tools.python_corpus import (
+    HELD_OUT,
+    Document,
+    corpus_sha256,
+    read_documents,
+    split_held_out,
+)
+
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 SPECIAL_TOKENS = (PAD, BOS, EOS)  # their ids are their positions: 0, 1, 2
-
-MAX_FILE_BYTES = 200_000
-"""Longer sources are generated tables (and ``pydoc_data``), not Python as people write it."""
-
-EXCLUDED_PACKAGES = frozenset(
-    {"test", "idlelib", "lib2to3", "encodings", "pydoc_data", "turtledemo", "msilib"}
-)
-"""Tests, an editor, grammars, character tables and texts: no Python worth imitating."""
-
-EXCLUDED_FOLDERS = frozenset({"test", "tests", "site-packages", "__pycache__", "_bundled"})
-
-EXCLUDED_FILES = frozenset({"html/entities.py"})  # one dictionary of 2,231 names
-
-HELD_OUT = ("fractions.py", "heapq.py", "json/encoder.py", "shlex.py", "textwrap.py")
-"""Modules never trained on; the model card's perplexity is measured on them."""
 
 # Newlines, indentation and words are separate pieces (the pattern of Llama 3), so a prompt that
 # ends in a newline is cut at the same places as the text the model was trained on.
@@ -92,14 +81,6 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Document:
-    """One source file: its path below the standard library and its text."""
-
-    name: str
-    text: str
-
-
-@dataclass(frozen=True)
 class Stream:
     """The tokenized corpus: ``tokens`` int64 ``[n]`` and ``line_starts`` int64 ``[m]``.
 
@@ -118,61 +99,6 @@ class Outcome:
     held_out_loss: float
     seconds: float
     corpus_tokens: int
-
-
-# --- corpus ---------------------------------------------------------------------------------
-
-
-def stdlib_root() -> Path:
-    """The folder of the running interpreter's standard library."""
-    return Path(sysconfig.get_path("stdlib"))
-
-
-def is_corpus_file(name: str) -> bool:
-    """Whether the file at posix path ``name`` below the standard library is used at all.
-
-    Only modules named by ``sys.stdlib_module_names`` count: that list is the same on every
-    platform and leaves out what an installation adds (``sitecustomize``, build settings).
-    """
-    parts = name.split("/")
-    top = parts[0].removesuffix(".py")
-    if top not in sys.stdlib_module_names or top in EXCLUDED_PACKAGES:
-        return False
-    return name not in EXCLUDED_FILES and EXCLUDED_FOLDERS.isdisjoint(parts)
-
-
-def read_documents(root: Path | None = None) -> list[Document]:
-    """Read the corpus, held-out modules included, sorted by name.
-
-    Raises:
-        FileNotFoundError: ``root`` (by default the standard library) has no such sources, as
-            with a zipped or stripped Python.
-    """
-    root = stdlib_root() if root is None else root
-    documents = []
-    for path in root.rglob("*.py"):
-        name = path.relative_to(root).as_posix()
-        if is_corpus_file(name) and 0 < path.stat().st_size <= MAX_FILE_BYTES:
-            with tokenize.open(path) as source:  # honours PEP 263 coding lines
-                documents.append(Document(name, source.read()))
-    if not documents:
-        raise FileNotFoundError(f"no standard library sources under {root}")
-    return sorted(documents, key=lambda document: document.name)
-
-
-def split_held_out(documents: Sequence[Document]) -> tuple[list[Document], list[Document]]:
-    """Divide ``documents`` into (to train on, to measure on)."""
-    train = [document for document in documents if document.name not in HELD_OUT]
-    held_out = [document for document in documents if document.name in HELD_OUT]
-    return train, held_out
-
-
-def corpus_sha256(documents: Iterable[Document]) -> str:
-    """Digest of names and texts in order, so that a card names the exact corpus."""
-    digest = hashlib.sha256()
-    for document in documents:
-        digest.update(f"{document.name}\0{document.text}\0".encode())
-    return digest.hexdigest()
 
 
 # --- tokenizer ------------------------------------------------------------------------------
@@ -414,7 +340,7 @@ The tokenizer puts `{BOS}` (id 1) first; `{EOS}` (id 2) ends a module; `{PAD}` (
 
 ## Training
 
-`python tools/train_tiny_llama.py --out models/tiny-python-llama` on two CPU cores, float32,
+`python -m tools.train_tiny_llama --out models/tiny-python-llama` on two CPU cores, float32,
 Python {platform.python_version()}, torch {torch.__version__},
 transformers {transformers.__version__}.
 

@@ -5,10 +5,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import make_random_model as maker
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from tools import make_random_model as maker
+from tools import model_shapes
 
 PROMPTS = ("def ", "import os\n", "The quick brown fox")
 
@@ -31,7 +33,7 @@ PARAMETERS = {
 """Published numbers of parameters: wrong facts in a shape would not add up to them."""
 
 
-@pytest.fixture(scope="module", params=maker.SHAPES)
+@pytest.fixture(scope="module", params=model_shapes.SHAPES)
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """(shape's name, folder of its narrow two-layer model), one model on disk at a time."""
     folder = tmp_path_factory.mktemp("random") / request.param
@@ -53,31 +55,31 @@ def make(folder: Path, shape: str = "opt-125m", **options: Any) -> Path:
 # --- facts ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", maker.SHAPES)
+@pytest.mark.parametrize("name", model_shapes.SHAPES)
 def test_real_shape_has_the_published_number_of_parameters(name: str) -> None:
-    config = maker.make_config(maker.SHAPES[name])
+    config = model_shapes.make_config(model_shapes.SHAPES[name])
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     assert sum(parameter.numel() for parameter in model.parameters()) == PARAMETERS[name]
 
 
 def test_aliases_lead_to_shapes() -> None:
-    assert set(maker.ALIASES.values()) <= set(maker.SHAPES)
-    assert maker.find_shape("llama") is maker.SHAPES["tinyllama-1.1b"]
+    assert set(model_shapes.ALIASES.values()) <= set(model_shapes.SHAPES)
+    assert model_shapes.find_shape("llama") is model_shapes.SHAPES["tinyllama-1.1b"]
 
 
-@pytest.mark.parametrize("name", maker.SHAPES)
+@pytest.mark.parametrize("name", model_shapes.SHAPES)
 def test_narrow_preset_only_replaces_what_the_shape_states(name: str) -> None:
     """A misspelt key would be kept by Transformers without effect."""
-    shape = maker.SHAPES[name]
+    shape = model_shapes.SHAPES[name]
     assert set(shape.narrow) - {"ffn_hidden_size"} <= set(shape.config)
-    config = maker.make_config(shape, narrow=True)
+    config = model_shapes.make_config(shape, narrow=True)
     assert config.vocab_size == shape.config["vocab_size"]
 
 
-@pytest.mark.parametrize("name", maker.SHAPES)
+@pytest.mark.parametrize("name", model_shapes.SHAPES)
 def test_generation_config_agrees_with_the_config(name: str) -> None:
-    shape = maker.SHAPES[name]
+    shape = model_shapes.SHAPES[name]
     eos = shape.generation["eos_token_id"]
     assert shape.config["eos_token_id"] in (eos, eos[0] if isinstance(eos, list) else eos)
     assert shape.generation["bos_token_id"] == shape.config["bos_token_id"]
@@ -91,7 +93,7 @@ def test_loads_and_gives_finite_varied_logits(made: Any) -> None:
     name, folder = made
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert model.config.model_type == maker.SHAPES[name].config["model_type"]
+    assert model.config.model_type == model_shapes.SHAPES[name].config["model_type"]
     answers = set()
     for prompt in PROMPTS:
         inputs = tokenizer(prompt, return_tensors="pt")
@@ -113,7 +115,7 @@ def test_loads_and_gives_finite_varied_logits(made: Any) -> None:
 def test_generation_config_is_the_real_one(made: Any) -> None:
     name, folder = made
     stored = GenerationConfig.from_pretrained(folder)
-    for key, value in maker.SHAPES[name].generation.items():
+    for key, value in model_shapes.SHAPES[name].generation.items():
         assert getattr(stored, key) == value, key
 
 
@@ -127,7 +129,7 @@ def test_tokenizer_has_the_model_s_special_ids(made: Any) -> None:
     pad = tokenizer.eos_token_id if pads_with_eos else config.pad_token_id
     assert tokenizer.pad_token_id == pad
     starts = tokenizer("x = 1")["input_ids"][0] == config.bos_token_id
-    assert starts == maker.SHAPES[name].adds_bos
+    assert starts == model_shapes.SHAPES[name].adds_bos
 
 
 def test_tokenizer_round_trips(made: Any) -> None:
@@ -186,9 +188,9 @@ def test_spread_is_one_over_the_root_of_the_inputs(tmp_path: Path) -> None:
 
 
 def test_layers_are_kept_real_by_default() -> None:
-    assert maker.make_config(maker.SHAPES["gpt2"]).n_layer == 12
-    assert maker.make_config(maker.SHAPES["gpt2"], num_layers=3).n_layer == 3
-    gemma = maker.make_config(maker.SHAPES["gemma3-1b"], num_layers=6)
+    assert model_shapes.make_config(model_shapes.SHAPES["gpt2"]).n_layer == 12
+    assert model_shapes.make_config(model_shapes.SHAPES["gpt2"], num_layers=3).n_layer == 3
+    gemma = model_shapes.make_config(model_shapes.SHAPES["gemma3-1b"], num_layers=6)
     assert gemma.layer_types == ["sliding_attention"] * 5 + ["full_attention"]
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-import train_tiny_llama
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from tests.conftest import MODEL as TINY_MODEL
+from tools import python_corpus, train_tiny_llama
 
 MAX_FOLDER_BYTES = 8_000_000
 
@@ -163,7 +163,7 @@ def test_tokenizer_round_trips_the_usual_traps(
 
 def test_tokenizer_compresses_python(tokenizer: PreTrainedTokenizerFast) -> None:
     """Merges were learnt: bytes alone would give one token per character."""
-    text = train_tiny_llama.split_held_out(train_tiny_llama.read_documents())[1][0].text
+    text = python_corpus.split_held_out(python_corpus.read_documents())[1][0].text
     assert len(tokenizer(text)["input_ids"]) < len(text) / 2.5
 
 
@@ -186,7 +186,7 @@ def test_completions_differ_by_prompt(completions: list[str]) -> None:
 
 
 def test_held_out_perplexity(hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    held_out = train_tiny_llama.split_held_out(train_tiny_llama.read_documents())[1]
+    held_out = python_corpus.split_held_out(python_corpus.read_documents())[1]
     loss = train_tiny_llama.held_out_loss(hf_model, tokenizer, held_out, 256)
     assert math.exp(loss) < MAX_HELD_OUT_PERPLEXITY
 
@@ -223,7 +223,7 @@ def test_greedy_continues_beyond_the_training_context(
     hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     """A prompt longer than the training context is still answered by varied, known tokens."""
-    text = train_tiny_llama.split_held_out(train_tiny_llama.read_documents())[1][0].text
+    text = python_corpus.split_held_out(python_corpus.read_documents())[1][0].text
     prompt = tokenizer.decode(tokenizer(text)["input_ids"][1:600])
     assert len(set(greedy(hf_model, tokenizer, prompt, 64).tolist())) > 8
 
@@ -267,8 +267,8 @@ def test_card_states_the_held_out_loss(
     card: dict[str, str], hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     """To the printed digit where the sources are the card's, else not at all."""
-    train, held_out = train_tiny_llama.split_held_out(train_tiny_llama.read_documents())
-    if card["corpus SHA-256"].strip("`") != train_tiny_llama.corpus_sha256(train):
+    train, held_out = python_corpus.split_held_out(python_corpus.read_documents())
+    if card["corpus SHA-256"].strip("`") != python_corpus.corpus_sha256(train):
         pytest.skip("this Python's standard library is not the one of the card")
     assert card["files"] == str(len(train))
     assert card["bytes"] == str(sum(len(document.text.encode()) for document in train))

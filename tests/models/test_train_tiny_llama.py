@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-import train_tiny_llama as script
 from transformers import PreTrainedTokenizerFast
+
+from tools import python_corpus
+from tools import train_tiny_llama as script
 
 SMOKE = script.Recipe(
     vocab_size=384,
@@ -29,7 +31,7 @@ SMOKE = script.Recipe(
 
 @pytest.fixture(scope="module")
 def documents() -> Any:
-    return script.read_documents()
+    return python_corpus.read_documents()
 
 
 @pytest.fixture(scope="module")
@@ -62,34 +64,34 @@ def test_corpus_is_sorted_and_free_of_tests(documents: Any) -> None:
     ],
 )
 def test_is_corpus_file(name: str, used: bool) -> None:
-    assert script.is_corpus_file(name) is used
+    assert python_corpus.is_corpus_file(name) is used
 
 
 def test_held_out_modules_are_not_trained_on(documents: Any) -> None:
-    train, held_out = script.split_held_out(documents)
-    assert tuple(document.name for document in held_out) == script.HELD_OUT
-    assert not {document.name for document in train} & set(script.HELD_OUT)
+    train, held_out = python_corpus.split_held_out(documents)
+    assert tuple(document.name for document in held_out) == python_corpus.HELD_OUT
+    assert not {document.name for document in train} & set(python_corpus.HELD_OUT)
     assert len(train) + len(held_out) == len(documents)
 
 
 def test_corpus_digest_depends_on_names_texts_and_order() -> None:
-    a, b = script.Document("a.py", "x"), script.Document("b.py", "y")
+    a, b = python_corpus.Document("a.py", "x"), python_corpus.Document("b.py", "y")
     digests = {
-        script.corpus_sha256([a, b]),
-        script.corpus_sha256([b, a]),
-        script.corpus_sha256([a, replace(b, text="z")]),
-        script.corpus_sha256([a, replace(b, name="c.py")]),
+        python_corpus.corpus_sha256([a, b]),
+        python_corpus.corpus_sha256([b, a]),
+        python_corpus.corpus_sha256([a, replace(b, text="z")]),
+        python_corpus.corpus_sha256([a, replace(b, name="c.py")]),
     }
     assert len(digests) == 4
 
 
 def test_empty_root_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no standard library sources"):
-        script.read_documents(tmp_path)
+        python_corpus.read_documents(tmp_path)
 
 
 def test_stream_marks_line_starts(smoke_tokenizer: PreTrainedTokenizerFast) -> None:
-    document = script.Document("a.py", "import os\nx = 1\n\ny = 2\n")
+    document = python_corpus.Document("a.py", "import os\nx = 1\n\ny = 2\n")
     stream = script.tokenize_corpus(smoke_tokenizer, [document])
     assert stream.tokens[0] == smoke_tokenizer.bos_token_id
     assert stream.tokens[-1] == smoke_tokenizer.eos_token_id
@@ -160,7 +162,7 @@ def test_stored_model_has_the_measured_loss(smoke_runs: Any, documents: Any) -> 
     folder, outcome = smoke_runs["first"]
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    held_out = script.split_held_out(documents)[1]
+    held_out = python_corpus.split_held_out(documents)[1]
     loss = script.held_out_loss(model, tokenizer, held_out, SMOKE.context)
     assert loss == pytest.approx(outcome.held_out_loss, abs=1e-5)
 
@@ -168,4 +170,6 @@ def test_stored_model_has_the_measured_loss(smoke_runs: Any, documents: Any) -> 
 def test_held_out_loss_needs_text(smoke_tokenizer: PreTrainedTokenizerFast) -> None:
     model = script.build_model(SMOKE)
     with pytest.raises(ValueError, match="no document has 32 tokens"):
-        script.held_out_loss(model, smoke_tokenizer, [script.Document("a.py", "x = 1\n")], 32)
+        script.held_out_loss(
+            model, smoke_tokenizer, [python_corpus.Document("a.py", "x = 1\n")], 32
+        )
