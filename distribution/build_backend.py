@@ -16,7 +16,8 @@ from setuptools import build_meta
 from distribution.disk import check_disk, needs
 from distribution.environment import installed_version, refuse_upstream_vllm
 from distribution.errors import DistributionError
-from distribution.kernels import check_compilers
+from distribution.kernels import check_cxx
+from distribution.nvcc import PACKAGES, nvcc
 from distribution.pins import Pin, load_pin
 from distribution.pristine import build_folder
 from distribution.target import choose_target
@@ -34,11 +35,13 @@ def get_requires_for_build_wheel(config_settings: ConfigSettings = None) -> list
     with _errors_as_sentences():
         pin = load_pin(choose_target())
         refuse_upstream_vllm()
-        check_compilers(pin.target)
+        check_cxx()
         torch_is_installed = _installed_torch_fits(pin)
         check_disk(needs(pin.target, build_folder(pin.target), with_torch=not torch_is_installed))
     # csrc/ is compiled against torch's headers; an environment that has torch serves with its own.
-    return [] if torch_is_installed else [f"torch=={pin.torch}"]
+    torch = [] if torch_is_installed else [f"torch=={pin.torch}"]
+    needs_nvcc = pin.target == "cuda" and nvcc() is None
+    return [*torch, *(PACKAGES if needs_nvcc else ())]
 
 
 get_requires_for_build_editable = get_requires_for_build_wheel

@@ -12,18 +12,18 @@ from pathlib import Path
 
 from distribution.environment import site_packages
 from distribution.errors import DistributionError
+from distribution.nvcc import MAJOR, PACKAGES, linker_environment, nvcc
 from distribution.pins import ROOT
 from distribution.pristine import build_folder
 
 LIBRARY = "_fork_C.abi3.so"
-USUAL_NVCC = "/usr/local/cuda/bin/nvcc"
 
 
-def check_compilers(target: str) -> None:
-    """Stop if a compiler that `target` needs is missing.
+def check_cxx() -> None:
+    """Stop if there is no C++ compiler.
 
     Raises:
-        DistributionError: names the compiler and how to point to it.
+        DistributionError: says how to get one, or to point to one.
     """
     chosen = os.environ.get("CXX", "").strip()
     if chosen and shutil.which(shlex.split(chosen)[0]) is None:  # may hold options, as for CMake
@@ -36,18 +36,6 @@ def check_compilers(target: str) -> None:
             "No C++ compiler was found for csrc/: install g++ (Debian, Ubuntu: apt install g++), "
             "or set CXX to one."
         )
-    if target == "cuda" and nvcc() is None:
-        raise DistributionError(
-            "No nvcc was found for csrc/cuda: install the CUDA toolkit (12.8 or newer) and set "
-            "CUDA_HOME, or build for CPU with VLLM_TARGET_DEVICE=cpu."
-        )
-
-
-def nvcc() -> Path | None:
-    """Return the CUDA compiler of CUDA_HOME, PATH or the usual folder."""
-    home = os.environ.get("CUDA_HOME")
-    candidates = [f"{home}/bin/nvcc" if home else None, shutil.which("nvcc"), USUAL_NVCC]
-    return next((Path(path) for path in candidates if path and Path(path).exists()), None)
 
 
 def build_library(target: str, root: Path = ROOT) -> Path:
@@ -56,34 +44,47 @@ def build_library(target: str, root: Path = ROOT) -> Path:
     Raises:
         DistributionError: no compiler, or the compilation failed; its output goes to stderr.
     """
-    check_compilers(target)
+    check_cxx()
     folder = build_folder(target, root) / "kernels"
     folder.mkdir(parents=True, exist_ok=True)
-    _forget_other_sources(folder, root / "csrc")
-    _run([_tool("cmake"), "-S", str(root / "csrc"), "-B", str(folder), *_configuration(target)])
-    _run([_tool("cmake"), "--build", str(folder)])
+    options, places = _configuration(target), [root / "csrc"]
+    variables: dict[str, str] = {}
+    if target == "cuda":
+        compiler = _required_nvcc()
+        places.append(compiler)
+        options.append(f"-DCMAKE_CUDA_COMPILER={compiler}")
+        variables = linker_environment(compiler, folder.with_name("cuda-runtime"))
+    _forget_moved(folder, places)
+    _run([_tool("cmake"), "-S", str(root / "csrc"), "-B", str(folder), *options], variables)
+    _run([_tool("cmake"), "--build", str(folder)], variables)
     return folder / LIBRARY
 
 
-def _forget_other_sources(folder: Path, source: Path) -> None:
-    """Empty the folder if the repository stood elsewhere: CMake refuses to go on from there."""
+def _required_nvcc() -> Path:
+    found = nvcc()
+    if found is None:
+        raise DistributionError(
+            f"No nvcc of CUDA {MAJOR} was found for csrc/cuda: install the CUDA toolkit and set "
+            f"CUDA_HOME, or run `pip install {' '.join(PACKAGES)}`."
+        )
+    return found
+
+
+def _forget_moved(folder: Path, places: list[Path]) -> None:
+    """Empty the folder if sources or compiler stood elsewhere: CMake would not go on from there."""
     cache = folder / "CMakeCache.txt"
-    home = f"CMAKE_HOME_DIRECTORY:INTERNAL={source}\n"
-    if cache.exists() and home not in cache.read_text():
+    if cache.exists() and not all(f"={place}\n" in cache.read_text() for place in places):
         shutil.rmtree(folder)
         folder.mkdir()
 
 
 def _configuration(target: str) -> list[str]:
-    options = [
+    return [
         "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}", "-DCMAKE_BUILD_TYPE=Release",
         f"-DCMAKE_PREFIX_PATH={_torch_folder() / 'share' / 'cmake'}",
         "-UTORCH_INCLUDE_DIR", "-UTORCH_CPU_LIBRARY",  # pip's build environments come and go
         f"-DPython_EXECUTABLE={sys.executable}", f"-DVLLM_FORK_DEVICE={target}",
     ]  # fmt: skip
-    if target == "cuda":
-        options.append(f"-DCMAKE_CUDA_COMPILER={nvcc()}")
-    return options
 
 
 def _torch_folder() -> Path:
@@ -109,8 +110,14 @@ def _tool(name: str) -> str:
     return found
 
 
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def _run(command: list[str], variables: dict[str, str]) -> None:
+    done = subprocess.run(
+        command,
+        env=os.environ | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     if done.returncode != 0:
         print(done.stdout, file=sys.stderr)
         raise DistributionError(

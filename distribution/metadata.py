@@ -11,11 +11,12 @@ from pathlib import Path
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 
+from distribution.nvcc import PACKAGES as NVCC_PACKAGES
 from distribution.pins import Pin
 
 # For this project's own tests, checks and tools; the examples need nothing more than vLLM does,
 # but name what they import.
-DEV = ["pytest>=8", "pytest-timeout", "hypothesis", "ruff==0.14.*", "mypy==1.18.*"]
+DEV = ["pytest>=8", "pytest-timeout", "hypothesis", "ruff==0.14.*", "mypy==1.18.*", *NVCC_PACKAGES]
 OWN = ["rich"]
 
 

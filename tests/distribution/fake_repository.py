@@ -125,6 +125,13 @@ def write_files(folder: Path, files: Mapping[str, str]) -> Path:
     return folder
 
 
+def write_program(folder: Path, name: str, script: str = "exit 0") -> Path:
+    """Write an executable."""
+    write_files(folder, {name: f"#!/bin/sh\n{script}\n"})
+    (folder / name).chmod(0o755)
+    return folder / name
+
+
 def contents(folder: Path) -> dict[str, str]:
     """Return the text of every file under `folder`, those behind links included."""
     return {

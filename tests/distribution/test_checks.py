@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from distribution import kernels
 from distribution.build_backend import get_requires_for_build_wheel
 from distribution.disk import GIB, Need, check_disk, needs
 from distribution.environment import installed_version, refuse_upstream_vllm, site_packages
 from distribution.errors import DistributionError
-from distribution.kernels import LIBRARY, build_library, check_compilers, nvcc
+from distribution.kernels import LIBRARY, build_library, check_cxx
 from distribution.target import choose_target
-from tests.distribution.fake_repository import identities, write_files
+from tests.distribution.fake_repository import identities, write_files, write_program
 
 FULL = Path("/proc")  # on every Linux a file system of its own, with no space
 
@@ -24,13 +23,6 @@ def install(site: Path, name: str, version: str) -> None:
     """Leave in `site` what pip leaves of a distribution's metadata."""
     text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     write_files(site, {f"{name.replace('-', '_')}-{version}.dist-info/METADATA": text})
-
-
-def write_program(folder: Path, name: str, script: str = "exit 0") -> Path:
-    """Write an executable."""
-    write_files(folder, {name: f"#!/bin/sh\n{script}\n"})
-    (folder / name).chmod(0o755)
-    return folder / name
 
 
 # --- disk ----------------------------------------------------------------------------------------
@@ -157,7 +149,7 @@ def test_without_torch_the_machine_decides(
 def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(DistributionError, match=r"No C\+\+ compiler was found .*: install g\+\+"):
-        check_compilers("cpu")
+        check_cxx()
 
 
 @pytest.mark.parametrize("value", ["no-such-compiler", "/no/such/g++ -m64"])
@@ -166,10 +158,10 @@ def test_a_chosen_compiler_that_is_missing_is_not_replaced(
 ) -> None:
     write_program(tmp_path, "g++")
     monkeypatch.setenv("PATH", str(tmp_path))
-    check_compilers("cpu")
+    check_cxx()
     monkeypatch.setenv("CXX", value)
     with pytest.raises(DistributionError) as refused:
-        check_compilers("cpu")
+        check_cxx()
     assert str(refused.value).startswith(f"CXX={value} names a C++ compiler that was not found")
 
 
@@ -181,27 +173,7 @@ def test_a_chosen_compiler_may_have_options(
         write_program(tmp_path, name)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CXX", value)
-    check_compilers("cpu")
-
-
-def test_cuda_needs_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_program(tmp_path / "bin", "c++")
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.delenv("CUDA_HOME", raising=False)
-    monkeypatch.setattr(kernels, "USUAL_NVCC", str(tmp_path / "usual" / "nvcc"))
-    check_compilers("cpu")
-    with pytest.raises(
-        DistributionError, match=r"No nvcc was found .* set CUDA_HOME, or build for"
-    ):
-        check_compilers("cuda")
-    usual = write_program(tmp_path / "usual", "nvcc")
-    assert nvcc() == usual
-    on_path = write_program(tmp_path / "bin", "nvcc")
-    assert nvcc() == on_path
-    at_home = write_program(tmp_path / "home" / "bin", "nvcc")
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
-    assert nvcc() == at_home
-    check_compilers("cuda")
+    check_cxx()
 
 
 # --- compiling -----------------------------------------------------------------------------------

@@ -1,13 +1,11 @@
 """The CUDA code, as far as a machine without a GPU can tell: it compiles, and is what it should be.
 
-The arithmetic of the kernels is in a header that g++ compiles too; that is tested everywhere. What
-needs nvcc (on the PATH or in /usr/local/cuda) is skipped where there is none.
+The arithmetic of the kernels is in a header that g++ compiles too; that is tested with numbers.
 """
 
 import shutil
 import struct
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,15 +14,14 @@ import pytest
 import torch
 from seen_token_cases import PENALTIES, adversarial_logits, assert_same_bits, by_hand
 
+from distribution.kernels import build_library
+from distribution.nvcc import nvcc
 from vllm.fork_ops import DivisionRule
 
 CSRC = Path(__file__).parents[2] / "csrc"
 ARCHITECTURES = {80, 86, 89, 90, 100, 120}
 
-NVCC = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
-needs_nvcc = pytest.mark.skipif(
-    NVCC is None, reason="no nvcc on the PATH or in /usr/local/cuda/bin: CUDA is not compiled here"
-)
+NVCC = nvcc()
 
 # Reads float32 from stdin, penalizes each by the first argument, writes float32 to stdout.
 HOST_PROGRAM = """
@@ -68,26 +65,19 @@ def compile_host_program(folder: Path, rule: DivisionRule) -> Path:
     return program
 
 
-@needs_nvcc
 def test_the_cuda_library_builds_for_every_architecture(tmp_path: Path) -> None:
     """The CMake build with CUDA, torch's side included, even beside a torch without CUDA."""
-    run(
-        *("cmake", "-S", CSRC, "-B", tmp_path, "-G", "Ninja", "-DVLLM_FORK_DEVICE=cuda"),
-        f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}",
-        f"-DPython_EXECUTABLE={sys.executable}",
-        f"-DCMAKE_CUDA_COMPILER={NVCC}",
-    )
-    run("cmake", "--build", tmp_path)
-    device_code = device_code_of(tmp_path / "_fork_C.abi3.so", tmp_path)
+    shutil.copytree(CSRC, tmp_path / "csrc")
+    library = build_library("cuda", tmp_path)
+    device_code = device_code_of(library, tmp_path)
     assert {version for kind, version in device_code if kind == "machine code"} == ARCHITECTURES
     assert ("ptx", max(ARCHITECTURES)) in device_code  # for generations to come
 
-    commands = (tmp_path / "build.ninja").read_text()
+    commands = (library.parent / "build.ninja").read_text()
     assert "-fmad=false" in commands
     assert "fast_math" not in commands
 
 
-@needs_nvcc
 @pytest.mark.parametrize("architecture", [80, 90, 120])
 @pytest.mark.parametrize("source", sorted(CSRC.glob("cuda/*.cu")), ids=lambda path: path.name)
 def test_arithmetic_in_ptx(tmp_path: Path, source: Path, architecture: int) -> None:
