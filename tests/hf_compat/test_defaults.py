@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,6 +26,7 @@ from tests.reference import generate, prompt_ids
 from vllm.config import ModelConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.hf_compat.frontend import Frontend
+from vllm.hf_compat.generation_config import load_generation_config
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -49,16 +49,12 @@ def small_model() -> PreTrainedModel:
 
 
 def frontend_of(model: PreTrainedModel, max_model_len: int = 4096) -> Frontend:
-    """Return the `Frontend` for a model in memory, from the files it would be saved with."""
-    fields = dict(model.generation_config.to_diff_dict().items())
-    stand_in = SimpleNamespace(
-        generation_config="auto",
-        override_generation_config={},
-        try_get_generation_config=lambda: fields,
+    """Return the `Frontend` for a model in memory."""
+    return Frontend(
+        model.generation_config,
         max_model_len=max_model_len,
-        hf_config=model.config,
+        max_position_embeddings=model.config.max_position_embeddings,
     )
-    return Frontend(stand_in)
 
 
 def optional(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -109,17 +105,28 @@ def test_merged_as_generate_merges(
     assert ended_by_eos or len(expected) == params.max_tokens
 
 
-def test_generation_config_of_a_model_without_the_file(tmp_path: Path) -> None:
-    """The end-of-sequence id then comes from config.json, as in Transformers."""
+@pytest.mark.parametrize("removed", [[], ["generation_config.json"]], ids=["both", "config.json"])
+def test_generation_config_is_read_as_transformers_reads_it(
+    tmp_path: Path, removed: list[str]
+) -> None:
+    """Without a file of its own it is in config.json, generation parameters of old included."""
     folder = shutil.copytree(MODEL, tmp_path / "model")
-    (folder / "generation_config.json").unlink()
+    for name in removed:
+        (folder / name).unlink()
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": [7, 9]}))
-    hf = AutoModelForCausalLM.from_pretrained(folder)
-    frontend = Frontend(ModelConfig(model=str(folder), dtype="float32"))
-    assert hf.generation_config.eos_token_id == [7, 9]
-    assert frontend.of_model.eos_token_id == [7, 9]
-    assert frontend.of_model.to_diff_dict() == hf.generation_config.to_diff_dict()
+    config |= {"eos_token_id": [7, 9], "repetition_penalty": 1.3}
+    (folder / "config.json").write_text(json.dumps(config))
+    hf = AutoModelForCausalLM.from_pretrained(folder).generation_config
+    ours = load_generation_config(ModelConfig(model=str(folder), dtype="float32"))
+    assert ours.to_dict() == hf.to_dict()
+    assert (hf.eos_token_id == [7, 9]) == bool(removed)
+    assert (hf.repetition_penalty == 1.3) == bool(removed)
+
+
+def test_a_folder_without_a_generation_config_is_refused(tmp_path: Path) -> None:
+    config = ModelConfig(model=str(MODEL), dtype="float32", generation_config=str(tmp_path))
+    with pytest.raises(ValueError, match=f"neither generation_config.json nor .* in {tmp_path}:"):
+        load_generation_config(config)
 
 
 def test_defaults_are_greedy_and_20_tokens(

@@ -38,7 +38,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     command = [
         str(Path(sys.executable).parent / "vllm"), "serve", str(MODEL),
         "--hf-compat", "--dtype", "float32", "--served-model-name", "tiny",
-        "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "1024",
+        "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "2048",
         "--enforce-eager", "--kv-cache-memory-bytes", str(1 << 28),
     ]  # fmt: skip
     # Spawned processes import everything anew: the flags must reach them through the config alone.

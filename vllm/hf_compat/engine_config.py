@@ -43,7 +43,7 @@ def _check_features(vllm_config: VllmConfig) -> None:
 
 
 def _use_hf_defaults(model_config: ModelConfig) -> None:
-    """Give requests that set no temperature HF's: greedy search unless the model samples."""
+    """Give requests HF's temperature (greedy unless the model samples) and penalty as defaults."""
     of_model = merge_generation_config(None, load_generation_config(model_config))
     try:
         check_fields(of_model)
@@ -54,3 +54,5 @@ def _use_hf_defaults(model_config: ModelConfig) -> None:
         ) from None
     if not of_model.do_sample:
         model_config.override_generation_config["temperature"] = 0.0
+    # vLLM overlooks one that config.json holds.
+    model_config.override_generation_config["repetition_penalty"] = of_model.repetition_penalty

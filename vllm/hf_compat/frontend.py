@@ -25,7 +25,7 @@ from vllm.hf_compat.support import check_request
 from vllm.sampling_params import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig, VllmConfig
+    from vllm.config import VllmConfig
 
 _SAMPLING_EPS = 1e-5  # vLLM's own bound below which a temperature means greedy search
 
@@ -46,7 +46,12 @@ def frontend_for(vllm_config: VllmConfig) -> Frontend | None:
     """Return the engine's `Frontend`, or None if hf_compat is off."""
     if not ForkFlags.of(vllm_config).hf_compat:
         return None
-    return Frontend(vllm_config.model_config)
+    model_config = vllm_config.model_config
+    return Frontend(
+        load_generation_config(model_config),
+        max_model_len=model_config.max_model_len,
+        max_position_embeddings=getattr(model_config.hf_config, "max_position_embeddings", None),
+    )
 
 
 def accept_params(frontend: Frontend | None, params: Any) -> Any:
@@ -69,14 +74,20 @@ def accept_params(frontend: Frontend | None, params: Any) -> Any:
 
 
 class Frontend:
-    """Resolves requests as `generate()` would for one model."""
+    """Resolves requests as `generate()` would for one model.
 
-    def __init__(self, model_config: ModelConfig) -> None:
-        self.of_model = load_generation_config(model_config)
-        self.max_model_len = model_config.max_model_len
-        self.max_position_embeddings: int | None = getattr(
-            model_config.hf_config, "max_position_embeddings", None
-        )
+    Args:
+        of_model: the model's ``generation_config``.
+        max_model_len: the engine's limit of prompt and answer together, in tokens.
+        max_position_embeddings: of the model's configuration, if it has one.
+    """
+
+    def __init__(
+        self, of_model: GenerationConfig, *, max_model_len: int, max_position_embeddings: int | None
+    ) -> None:
+        self.of_model = of_model
+        self.max_model_len = max_model_len
+        self.max_position_embeddings = max_position_embeddings
 
     def to_sampling_params(self, given: GenerationConfig | None = None) -> SamplingParams:
         """Resolve a ``GenerationConfig`` against the model's, as `generate()` does.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transformers import GenerationConfig
 
@@ -16,20 +16,44 @@ if TYPE_CHECKING:
 def load_generation_config(model_config: ModelConfig) -> GenerationConfig:
     """Return what ``AutoModelForCausalLM.from_pretrained(model).generation_config`` holds.
 
-    That is generation_config.json, or, for models without one, the fields of config.json
-    (``GenerationMixin.adjust_generation_fn``); ``--override-generation-config`` comes on top.
+    That is generation_config.json, or, for models without one, the fields of config.json as they
+    are written there (``GenerationMixin.adjust_generation_fn``; vLLM asks the loaded configuration,
+    which has dropped the generation parameters that older models keep in it).
+    ``--override-generation-config`` comes on top.
 
     Raises:
-        ValueError: ``--generation-config vllm``, which asks for other defaults than HF's.
+        ValueError: ``--generation-config vllm``, which asks for other defaults than HF's, or a
+            folder with neither file.
     """
     if model_config.generation_config == "vllm":
         raise ValueError(
             "--generation-config vllm asks for vLLM's own defaults and hf_compat for Hugging "
             "Face's: leave one of the two out."
         )
-    loaded = GenerationConfig.from_dict(model_config.try_get_generation_config())
+    loaded = _read_generation_config(model_config)
     loaded.update(**model_config.override_generation_config)
     return loaded
+
+
+def _read_generation_config(model_config: ModelConfig) -> GenerationConfig:
+    options: dict[str, Any] = {"token": model_config.hf_token}
+    folder = model_config.generation_config
+    if folder == "auto":
+        folder = model_config.hf_config_path or model_config.model
+        options["revision"] = model_config._hf_config_revision or model_config.revision
+    try:
+        return GenerationConfig.from_pretrained(folder, **options)
+    except OSError:  # the file is not there
+        pass
+    try:
+        return GenerationConfig.from_pretrained(
+            folder, config_file_name="config.json", _from_model_config=True, **options
+        )
+    except (OSError, TypeError):  # for this file Transformers opens None if it is not there
+        raise ValueError(
+            f"hf_compat found neither generation_config.json nor config.json in {folder}: pass a "
+            "folder with one as --generation-config."
+        ) from None
 
 
 def merge_generation_config(
