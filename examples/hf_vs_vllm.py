@@ -22,6 +22,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # the answers are the outp
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from tqdm.auto import tqdm
 from transformers import (
@@ -176,7 +177,9 @@ def compare(sides: Sides, texts: Sequence[str], config: GenerationConfig, title:
             if index is None
             else describe_difference(sides, prompt, a, b, index)
         )
-        table.add_row(repr(text), str(len(a)), "yes" if index is None else "NO", answer)
+        # escape: text in square brackets would be read as rich's markup.
+        row = (repr(text), str(len(a)), "yes" if index is None else "NO", answer)
+        table.add_row(*map(escape, row))
     console.print(table)
     console.print(
         f"[bold]{equal}/{len(texts)} answers equal[/]; tokens per second: "
