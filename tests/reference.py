@@ -49,7 +49,12 @@ def prompt_ids(
 
 
 def generate(model: PreTrainedModel, prompt: list[int], config: GenerationConfig) -> list[int]:
-    """Return the new tokens of ``model.generate`` for one prompt, batch size 1."""
+    """Return the new tokens of ``model.generate`` for one prompt, batch size 1.
+
+    A ``seed`` of `config`, which HF does not know, is given to ``torch.manual_seed`` before.
+    """
+    if (seed := getattr(config, "seed", None)) is not None:
+        torch.manual_seed(seed)
     input_ids = torch.tensor([prompt], device=model.device)
     with torch.inference_mode():
         output = model.generate(input_ids, generation_config=config)

@@ -52,8 +52,9 @@ def frontend_of(model: PreTrainedModel, max_model_len: int = 4096) -> Frontend:
     """Return the `Frontend` for a model in memory."""
     return Frontend(
         model.generation_config,
+        model.config,
         max_model_len=max_model_len,
-        max_position_embeddings=model.config.max_position_embeddings,
+        vocab_size=model.config.vocab_size,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -96,17 +96,33 @@ def counter(engine: LLM, name: str) -> int:
     return sum(int(metric.value) for metric in engine.get_metrics() if metric.name == name)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"repetition_penalty": 1.3},
+        {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "no_repeat_ngram_size": 4},
+    ],
+    ids=["greedy", "sampling"],
+)
 def test_chunks_preemption_and_prefix_cache(
-    crowded_engine: LLM, hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+    crowded_engine: LLM,
+    hf_model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    fields: dict[str, Any],
 ) -> None:
-    config = GenerationConfig(max_new_tokens=96, repetition_penalty=1.3, eos_token_id=-1)
     prompts = prompt_ids(tokenizer, 16, max_len=200)
-    expected = [generate(hf_model, prompt, config) for prompt in prompts]
+    configs = [
+        GenerationConfig(max_new_tokens=96, eos_token_id=-1, seed=i, **fields)
+        for i in range(len(prompts))
+    ]
+    expected = [generate(hf_model, p, c) for p, c in zip(prompts, configs, strict=True)]
 
-    first = crowded_engine.generate(as_prompts(prompts), config, use_tqdm=False)
+    preempted = counter(crowded_engine, "vllm:num_preemptions")
+    first = crowded_engine.generate(as_prompts(prompts), configs, use_tqdm=False)
     assert token_ids(first) == expected
-    assert counter(crowded_engine, "vllm:num_preemptions") > 0, "nothing was preempted"
+    assert counter(crowded_engine, "vllm:num_preemptions") > preempted, "nothing was preempted"
 
-    again = crowded_engine.generate(as_prompts(prompts[-4:]), config, use_tqdm=False)
+    hits = counter(crowded_engine, "vllm:prefix_cache_hits")
+    again = crowded_engine.generate(as_prompts(prompts[-4:]), configs[-4:], use_tqdm=False)
     assert token_ids(again) == expected[-4:]
-    assert counter(crowded_engine, "vllm:prefix_cache_hits") > 0, "no prefix came from the cache"
+    assert counter(crowded_engine, "vllm:prefix_cache_hits") > hits, "no prefix was cached"

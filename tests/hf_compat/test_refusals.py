@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from transformers import GenerationConfig
+from transformers import GenerationConfig, SynthIDTextWatermarkingConfig
 
 from tests.conftest import MODEL
 from vllm import LLM, SamplingParams
@@ -15,31 +15,37 @@ from vllm.sampling_params import BeamSearchParams
 PROMPT = {"prompt_token_ids": [5, 6, 7]}
 
 UNSUPPORTED: list[dict[str, Any]] = [
-    {"do_sample": True},
     {"num_beams": 2},
     {"num_beams": 2, "do_sample": True},
     {"prompt_lookup_num_tokens": 3},
     {"penalty_alpha": 0.6, "top_k": 4},
-    {"no_repeat_ngram_size": 3},
-    {"encoder_repetition_penalty": 1.1},
-    {"encoder_no_repeat_ngram_size": 2},
-    {"bad_words_ids": [[5]]},
-    {"min_length": 9},
-    {"min_new_tokens": 4},
-    {"forced_bos_token_id": 3},
-    {"forced_eos_token_id": 3},
-    {"remove_invalid_values": True},
-    {"renormalize_logits": True},
-    {"exponential_decay_length_penalty": (3, 1.1)},
-    {"suppress_tokens": [4]},
-    {"begin_suppress_tokens": [4]},
-    {"sequence_bias": [[[4], 2.0]]},
+    {"do_sample": True, "num_return_sequences": 2},
+    {"watermarking_config": SynthIDTextWatermarkingConfig(keys=[1, 2], ngram_len=3)},
     {"token_healing": True},
     {"guidance_scale": 1.5},
     {"stop_strings": ["def"]},
     {"max_time": 3.0},
     {"output_scores": True, "return_dict_in_generate": True},
     {"output_logits": True, "return_dict_in_generate": True},
+]
+
+# What Transformers refuses when it builds its processors, or fails on at a later step.
+INVALID: list[tuple[dict[str, Any], str]] = [
+    ({"repetition_penalty": 0.0}, "strictly positive float"),
+    ({"repetition_penalty": -1.0}, "strictly positive float"),
+    ({"repetition_penalty": 2}, "strictly positive float"),
+    ({"do_sample": True, "temperature": 0.0}, "strictly positive float"),
+    ({"do_sample": True, "temperature": -1.0}, "strictly positive float"),
+    ({"do_sample": True, "top_k": -1}, "strictly positive integer"),
+    ({"do_sample": True, "top_p": -0.5}, "float > 0 and < 1"),
+    ({"do_sample": True, "min_p": 2.0}, r"\[0, 1\]"),
+    ({"do_sample": True, "top_h": 2.0}, r"range \(0, 1\]"),
+    ({"bad_words_ids": [[]]}, r"Transformers fails on .'bad_words_ids': \[\[\]\]"),
+    ({"bad_words_ids": [[9999]]}, "bad_words_ids names token 9999, but .* 0 to 4095"),
+    ({"sequence_bias": [[[5, 9999], 1.0]]}, "sequence_bias names token 9999"),
+    ({"forced_eos_token_id": 4096}, "forced_eos_token_id names token 4096"),
+    ({"forced_bos_token_id": -1}, "forced_bos_token_id names token -1"),
+    ({"no_repeat_ngram_size": 2.5}, "ngram_size"),
 ]
 
 
@@ -49,10 +55,10 @@ def test_unsupported_fields(engine: LLM, fields: dict[str, Any]) -> None:
         engine.generate(PROMPT, GenerationConfig(max_new_tokens=4, **fields), use_tqdm=False)
 
 
-@pytest.mark.parametrize("penalty", [0.0, -1.0, 2])
-def test_penalty_that_hf_refuses(engine: LLM, penalty: float) -> None:
-    with pytest.raises(VLLMValidationError, match="strictly positive float"):
-        engine.generate(PROMPT, GenerationConfig(repetition_penalty=penalty), use_tqdm=False)
+@pytest.mark.parametrize(("fields", "reason"), INVALID, ids=lambda value: str(value)[:60])
+def test_what_hf_refuses(engine: LLM, fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(VLLMValidationError, match=reason):
+        engine.generate(PROMPT, GenerationConfig(max_new_tokens=4, **fields), use_tqdm=False)
 
 
 def test_prompt_as_long_as_max_length(engine: LLM) -> None:
@@ -65,9 +71,9 @@ def test_longer_than_the_context_window(engine: LLM) -> None:
         engine.generate(PROMPT, GenerationConfig(max_new_tokens=1022), use_tqdm=False)
 
 
-def test_sampling_params_that_sample(engine: LLM) -> None:
-    with pytest.raises(VLLMValidationError, match=r"samples \(temperature=0.7\)"):
-        engine.generate(PROMPT, SamplingParams(temperature=0.7), use_tqdm=False)
+def test_several_samples_of_one_prompt(engine: LLM) -> None:
+    with pytest.raises(VLLMValidationError, match="num_return_sequences=2"):
+        engine.generate(PROMPT, SamplingParams(temperature=0.7, n=2), use_tqdm=False)
 
 
 def test_beam_search(engine: LLM) -> None:
@@ -94,8 +100,8 @@ def test_one_bad_request_of_a_list_loses_nothing(engine: LLM) -> None:
         ({"hf_compat": 1.5}, "hf_compat=1.5 is not a value"),
         ({"hf_compat": True, "generation_config": "vllm"}, "leave one of the two out"),
         (
-            {"hf_compat": True, "override_generation_config": {"no_repeat_ngram_size": 2}},
-            "no_repeat_ngram_size=2 yet.*--override-generation-config",
+            {"hf_compat": True, "override_generation_config": {"guidance_scale": 2}},
+            "guidance_scale=2 yet.*--override-generation-config",
         ),
         (
             {

@@ -94,6 +94,28 @@ def test_same_tokens_as_hf(
     assert answers == expected
 
 
+def test_samples_of_hf(
+    client: openai.OpenAI, hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """A temperature and a seed; all that the client leaves open has HF's default (top_k=50)."""
+    texts = prompt_texts(12)
+    configs = [
+        GenerationConfig(max_new_tokens=32, do_sample=True, temperature=0.8, seed=i)
+        for i in range(len(texts))
+    ]
+    expected = [
+        generate(hf_model, tokenizer(text)["input_ids"], config)
+        for text, config in zip(texts, configs, strict=True)
+    ]
+    with ThreadPoolExecutor(12) as pool:
+        answers = list(
+            pool.map(
+                lambda i: complete(client, texts[i], temperature=0.8, seed=i), range(len(texts))
+            )
+        )
+    assert answers == expected
+
+
 def test_streaming_gives_the_same_tokens(
     client: openai.OpenAI, tokenizer: PreTrainedTokenizerBase
 ) -> None:
@@ -112,8 +134,8 @@ def test_streaming_gives_the_same_tokens(
 
 
 def test_refusals_are_bad_requests(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="random sampling"):
-        client.completions.create(model="tiny", prompt="def", temperature=0.7)
+    with pytest.raises(openai.BadRequestError, match="num_return_sequences=2"):
+        client.completions.create(model="tiny", prompt="def", temperature=0.7, n=2)
     with pytest.raises(openai.BadRequestError, match="beam search"):
         client.completions.create(
             model="tiny", prompt="def", n=2, extra_body={"use_beam_search": True}

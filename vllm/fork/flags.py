@@ -45,7 +45,8 @@ SPECS: dict[str, FlagSpec] = {
         modes=("exact",),
         available=(True,),
         help="Answer as Hugging Face `generate()` does: its defaults and generation_config.json "
-        "rules, its stopping rule, and its logits processors over the whole prompt and output.",
+        "rules, its stopping rule, its logits processors over the whole prompt and output, and its "
+        "sampled tokens for a seed.",
     ),
     "split_qkv": FlagSpec(
         modes=(),

@@ -43,7 +43,7 @@ def _check_features(vllm_config: VllmConfig) -> None:
 
 
 def _use_hf_defaults(model_config: ModelConfig) -> None:
-    """Give requests HF's temperature (greedy unless the model samples) and penalty as defaults."""
+    """Give requests that leave a field of ``SamplingParams`` open HF's default for this model."""
     of_model = merge_generation_config(None, load_generation_config(model_config))
     try:
         check_fields(of_model)
@@ -52,7 +52,9 @@ def _use_hf_defaults(model_config: ModelConfig) -> None:
             f"{error} It comes from the model's generation configuration, which "
             "--override-generation-config can change."
         ) from None
-    if not of_model.do_sample:
-        model_config.override_generation_config["temperature"] = 0.0
-    # vLLM overlooks one that config.json holds.
-    model_config.override_generation_config["repetition_penalty"] = of_model.repetition_penalty
+    model_config.override_generation_config |= {
+        "temperature": of_model.temperature if of_model.do_sample else 0.0,
+        "top_k": of_model.top_k,
+        "top_p": of_model.top_p,
+        "repetition_penalty": of_model.repetition_penalty,
+    }

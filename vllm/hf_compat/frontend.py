@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PretrainedConfig
 
 from vllm.exceptions import VLLMValidationError
 from vllm.fork.flags import ForkFlags
+from vllm.hf_compat.check import ProcessorCheck
 from vllm.hf_compat.generation_config import (
     eos_token_ids,
     load_generation_config,
@@ -21,13 +22,12 @@ from vllm.hf_compat.generation_config import (
     merge_generation_config,
 )
 from vllm.hf_compat.request import HFRequest
-from vllm.hf_compat.support import check_request
+from vllm.hf_compat.sampling_params import SAMPLING_EPS, from_sampling_params, turn_off_processors
+from vllm.hf_compat.support import check_fields, check_request, step_fields
 from vllm.sampling_params import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-_SAMPLING_EPS = 1e-5  # vLLM's own bound below which a temperature means greedy search
 
 
 class HFSamplingParams(SamplingParams, kw_only=True):  # type: ignore[call-arg]
@@ -49,8 +49,9 @@ def frontend_for(vllm_config: VllmConfig) -> Frontend | None:
     model_config = vllm_config.model_config
     return Frontend(
         load_generation_config(model_config),
+        model_config.hf_config,
         max_model_len=model_config.max_model_len,
-        max_position_embeddings=getattr(model_config.hf_config, "max_position_embeddings", None),
+        vocab_size=model_config.get_vocab_size(),
     )
 
 
@@ -78,16 +79,25 @@ class Frontend:
 
     Args:
         of_model: the model's ``generation_config``.
+        model_config: Transformers' configuration of the model.
         max_model_len: the engine's limit of prompt and answer together, in tokens.
-        max_position_embeddings: of the model's configuration, if it has one.
+        vocab_size: width of the logits.
     """
 
     def __init__(
-        self, of_model: GenerationConfig, *, max_model_len: int, max_position_embeddings: int | None
+        self,
+        of_model: GenerationConfig,
+        model_config: PretrainedConfig,
+        *,
+        max_model_len: int,
+        vocab_size: int,
     ) -> None:
         self.of_model = of_model
         self.max_model_len = max_model_len
-        self.max_position_embeddings = max_position_embeddings
+        self.max_position_embeddings: int | None = getattr(
+            model_config, "max_position_embeddings", None
+        )
+        self._check_processors = ProcessorCheck(model_config, vocab_size)
 
     def to_sampling_params(self, given: GenerationConfig | None = None) -> SamplingParams:
         """Resolve a ``GenerationConfig`` against the model's, as `generate()` does.
@@ -103,7 +113,7 @@ class Frontend:
         params = HFSamplingParams(
             temperature=0.0,
             max_tokens=merged.max_new_tokens,
-            repetition_penalty=merged.repetition_penalty,
+            seed=getattr(merged, "seed", None),
         )
         params._generation_config = merged
         params._length_is_default = self.of_model.max_length is None and (
@@ -115,18 +125,17 @@ class Frontend:
         """Refuse what hf_compat would have to answer differently from HF.
 
         Raises:
-            VLLMValidationError: beam search or random sampling.
+            VLLMValidationError: beam search, or several answers to one prompt.
         """
         if isinstance(params, BeamSearchParams):
             raise VLLMValidationError(
                 "hf_compat does not reproduce Hugging Face's beam search yet, and vLLM's own "
                 "gives other beams: run this request without hf_compat."
             )
-        if params.temperature >= _SAMPLING_EPS:
+        if params.n > 1 and params.temperature >= SAMPLING_EPS:
             raise VLLMValidationError(
-                f"hf_compat does not reproduce Hugging Face's random sampling yet, and this "
-                f"request samples (temperature={params.temperature}): set temperature=0, or run "
-                "it without hf_compat."
+                f"hf_compat does not reproduce num_return_sequences={params.n} yet: send the "
+                "prompt several times with seeds of their own, or run it without hf_compat."
             )
 
     def finish(self, params: SamplingParams, prompt_len: int) -> None:
@@ -140,15 +149,24 @@ class Frontend:
             VLLMValidationError: the length does not fit, in HF's sense or into the engine's
                 context window.
         """
-        config = self.of_model
         if isinstance(params, HFSamplingParams):
             config = params._generation_config
             self._limit_length(params, config, prompt_len)
             params._generation_config = None  # does not travel to the engine's process
+        else:
+            config = from_sampling_params(params, self.of_model)
+            check_fields(config)
         self._set_eos(params, config)
-        HFRequest(repetition_penalty=params.repetition_penalty).attach(params)
-        # vLLM's own penalty multiplies by the reciprocal and rebuilds its state each step.
-        params.repetition_penalty = 1.0
+        request = HFRequest(
+            fields=step_fields(config),
+            eos_token_ids=eos_token_ids(config),
+            prompt_len=prompt_len,
+            max_length=prompt_len + (params.max_tokens or 0),
+            seed=params.seed,
+        )
+        self._check_processors(request)
+        request.attach(params)
+        turn_off_processors(params)
 
     def _limit_length(
         self, params: HFSamplingParams, config: GenerationConfig, prompt_len: int

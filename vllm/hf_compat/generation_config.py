@@ -31,7 +31,11 @@ def load_generation_config(model_config: ModelConfig) -> GenerationConfig:
             "Face's: leave one of the two out."
         )
     loaded = _read_generation_config(model_config)
-    loaded.update(**model_config.override_generation_config)
+    overrides = dict(model_config.override_generation_config)
+    if overrides.get("temperature") == 0:  # vLLM's way to say greedy, which HF's classes refuse
+        del overrides["temperature"]
+        overrides["do_sample"] = False
+    loaded.update(**overrides)
     return loaded
 
 

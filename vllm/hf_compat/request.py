@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from vllm.sampling_params import SamplingParams
 
@@ -15,10 +16,19 @@ class HFRequest:
     """HF's semantics for one request, in types that vLLM's message transport accepts.
 
     Attributes:
-        repetition_penalty: HF's field of that name; 1.0 is off.
+        fields: the fields of the merged ``GenerationConfig`` that change what a step does with
+            its logits; empty for plain greedy search.
+        eos_token_ids: HF's ``eos_token_id`` as a list, which several processors look at.
+        prompt_len: number of prompt tokens, padding and embeddings included.
+        max_length: prompt and new tokens together, at most.
+        seed: of ``torch.manual_seed``; None draws from the worker's default generator.
     """
 
-    repetition_penalty: float = 1.0
+    fields: dict[str, Any] = field(default_factory=dict)
+    eos_token_ids: list[int] = field(default_factory=list)
+    prompt_len: int = 0
+    max_length: int = 0
+    seed: int | None = None
 
     def attach(self, params: SamplingParams) -> None:
         """Store this request in `params`, replacing what a client may have put there."""

@@ -1,55 +1,88 @@
-"""Which fields of a ``GenerationConfig`` this release reproduces; the others are refused."""
+"""Which fields of a ``GenerationConfig`` shape the logits, and which this release refuses."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from transformers import GenerationConfig
+from transformers import GenerationConfig, WatermarkingConfig
 from transformers.generation.configuration_utils import GenerationMode
-from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
 from vllm.exceptions import VLLMValidationError
 
-# Fields that change what `generate()` returns even in greedy search, with the values that leave
-# it alone. What a merged configuration may hold besides is either reproduced (lengths, end of
-# sequence, repetition_penalty), or has no effect on greedy tokens (caches, compilation, padding
-# of one prompt, parameters of sampling and beams).
-NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
-    "bad_words_ids": (),
-    "begin_suppress_tokens": (),
-    "encoder_no_repeat_ngram_size": (0,),
+# Fields that the worker honours, with the values that leave the logits alone.
+LOGITS_FIELDS: dict[str, tuple[Any, ...]] = {
+    "sequence_bias": (),
     "encoder_repetition_penalty": (1.0,),
-    "exponential_decay_length_penalty": (),
-    "forced_bos_token_id": (),
-    "forced_eos_token_id": (),
-    "guidance_scale": (1, 1.0),
-    "max_time": (),
+    "repetition_penalty": (1.0,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "bad_words_ids": (),
     "min_length": (0,),
     "min_new_tokens": (0,),
-    "no_repeat_ngram_size": (0,),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "remove_invalid_values": (False,),
+    "exponential_decay_length_penalty": (),
+    "suppress_tokens": (),
+    "begin_suppress_tokens": (),
+    "watermarking_config": (),
+    "renormalize_logits": (False,),
+}
+SAMPLING_FIELDS: dict[str, tuple[Any, ...]] = {
+    "temperature": (1.0,),
+    "top_h": (),
+    "top_k": (0,),
+    "top_p": (1.0,),
+    "min_p": (),
+    "typical_p": (1.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+}
+"""Likewise, but HF looks at them only if it samples."""
+
+# Fields that would change what `generate()` returns, with the values that do not. What a merged
+# configuration may hold besides is honoured elsewhere (lengths, end of sequence) or has no effect
+# on the tokens (caches, compilation, padding of one prompt, parameters of beams).
+REFUSED_FIELDS: dict[str, tuple[Any, ...]] = {
+    "guidance_scale": (1, 1.0),
+    "max_time": (),
     "num_return_sequences": (1,),
     "output_attentions": (False,),
     "output_hidden_states": (False,),
     "output_logits": (False,),
     "output_scores": (False,),
-    "remove_invalid_values": (False,),
-    "renormalize_logits": (False,),
-    "sequence_bias": (),
     "stop_strings": (),
-    "suppress_tokens": (),
     "token_healing": (False,),
-    "watermarking_config": (),
 }
 
+_MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
-def unsupported_fields(merged: GenerationConfig) -> dict[str, Any]:
-    """Return the fields of a merged configuration that would change the tokens, with values."""
-    active = {name: getattr(merged, name, None) for name in NEUTRAL_VALUES}
+
+def active_fields(config: GenerationConfig, neutral: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """Return the fields named in `neutral` that have another value than it says, in its order."""
+    values = {name: getattr(config, name, None) for name in neutral}
     return {
         name: value
-        for name, value in active.items()
-        if value is not None and value not in NEUTRAL_VALUES[name]
+        for name, value in values.items()
+        if value is not None and value not in neutral[name]
     }
+
+
+def step_fields(merged: GenerationConfig) -> dict[str, Any]:
+    """Return what changes the choice of a token, in types that JSON has; empty if greedy and bare.
+
+    ``min_new_tokens`` replaces ``min_length`` (``GenerationMixin._prepare_generated_length``).
+    """
+    fields = active_fields(merged, LOGITS_FIELDS)
+    if merged.min_new_tokens is not None:
+        fields.pop("min_length", None)
+    if merged.do_sample:
+        fields |= {"do_sample": True, **active_fields(merged, SAMPLING_FIELDS)}
+    if isinstance(merged.sequence_bias, dict):
+        fields["sequence_bias"] = [[list(ids), bias] for ids, bias in merged.sequence_bias.items()]
+    if merged.watermarking_config is not None:
+        fields["watermarking_config"] = merged.watermarking_config.to_dict()
+    return fields
 
 
 def check_fields(merged: GenerationConfig) -> None:
@@ -58,7 +91,10 @@ def check_fields(merged: GenerationConfig) -> None:
     Raises:
         VLLMValidationError: names the first such field and its value.
     """
-    for name, value in unsupported_fields(merged).items():
+    refused = active_fields(merged, REFUSED_FIELDS)
+    if not isinstance(merged.watermarking_config, WatermarkingConfig | None):
+        refused["watermarking_config"] = type(merged.watermarking_config).__name__
+    for name, value in refused.items():
         raise VLLMValidationError(
             f"hf_compat does not reproduce {name}={value!r} yet: leave it at its default to get "
             "Hugging Face's tokens, or run this request without hf_compat."
@@ -66,21 +102,16 @@ def check_fields(merged: GenerationConfig) -> None:
 
 
 def check_request(merged: GenerationConfig) -> None:
-    """Refuse a request that is not greedy search with supported fields.
+    """Refuse a request that is not greedy search or sampling with supported fields.
 
     Raises:
-        VLLMValidationError: names what is not supported, or repeats HF's own complaint about the
-            value of ``repetition_penalty``.
+        VLLMValidationError: names what is not supported.
     """
     mode = merged.get_generation_mode()
-    if mode != GenerationMode.GREEDY_SEARCH:
+    if mode not in _MODES:
         raise VLLMValidationError(
-            f"hf_compat reproduces greedy search, and this request (or the model's "
-            f"generation_config.json) asks for {mode.value}: set do_sample=False and num_beams=1, "
-            "in the OpenAI API temperature=0, or run it without hf_compat."
+            f"hf_compat reproduces greedy search and sampling, and this request (or the model's "
+            f"generation_config.json) asks for {mode.value}: set num_beams=1 and leave assisted "
+            "decoding out, or run it without hf_compat."
         )
     check_fields(merged)
-    try:
-        RepetitionPenaltyLogitsProcessor(penalty=merged.repetition_penalty)
-    except ValueError as error:
-        raise VLLMValidationError(str(error)) from None

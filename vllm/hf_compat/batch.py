@@ -1,0 +1,347 @@
+"""What a worker keeps of the requests whose next token is more than the best of the logits.
+
+HF's processors look at the whole ``input_ids`` of a sequence in every step. Here a request's prompt
+is written once, when it enters the batch, into tables on the device; after that each step adds one
+token, on the device, without reading tokens back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from transformers import PretrainedConfig
+
+from vllm.fork_ops.seen_tokens import mark_seen_tokens, num_mask_words
+from vllm.hf_compat.draws import make_generator
+from vllm.hf_compat.pipeline import Pipeline
+from vllm.hf_compat.request import HFRequest
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState
+
+_NO_SLOT = -1  # row of a request without state; the ops skip it
+
+
+@dataclass(eq=False, slots=True)
+class RequestState:
+    """A request's row in the tables, and what it was built from.
+
+    Attributes:
+        request: HF's semantics for it.
+        pipeline: what happens to its logits.
+        slot: its row in the tables.
+        prompt_token_ids: the very list that the request had.
+        output_token_ids: likewise.
+        known_prompt: the prompt's tokens; positions given as embeddings have none, as in HF.
+        num_outputs: how many output tokens are in the tables.
+        generator: of a seeded request that samples.
+        prompt_ngrams: HF's processor of the prompt's n-grams, once it was asked for.
+    """
+
+    request: HFRequest
+    pipeline: Pipeline
+    slot: int
+    prompt_token_ids: list[int] | None
+    output_token_ids: list[int]
+    known_prompt: list[int]
+    num_outputs: int
+    generator: torch.Generator | None
+    prompt_ngrams: Any = None
+
+    @property
+    def num_tokens(self) -> int:
+        """HF's ``input_ids.shape[1]``."""
+        return len(self.known_prompt) + self.num_outputs
+
+    def continues(self, request: CachedRequestState) -> bool:
+        """Whether `request` still consists of what is in the tables.
+
+        vLLM replaces or shortens a list when it rewinds or extends a request behind the sampler's
+        back (resumption after preemption, streaming input, lost KV blocks); otherwise it appends
+        to it what was sampled.
+        """
+        return (
+            self.prompt_token_ids is request.prompt_token_ids
+            and self.output_token_ids is request.output_token_ids
+            and self.num_outputs == len(request.output_token_ids)
+        )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of a batch, as a pipeline sees them.
+
+    Attributes:
+        states: of the rows' requests.
+        discarded: whether a row's token is thrown away because its prompt is not complete yet.
+        tables: of the batch.
+    """
+
+    states: Sequence[RequestState]
+    discarded: Sequence[bool]
+    tables: Tables
+
+    @property
+    def slots(self) -> torch.Tensor:
+        """The rows of the tables, int32 [num_rows]."""
+        return self.tables.tensor([state.slot for state in self.states], torch.int32)
+
+    def select(self, indices: Sequence[int]) -> Rows:
+        """Return some of the rows."""
+        return Rows(
+            [self.states[i] for i in indices], [self.discarded[i] for i in indices], self.tables
+        )
+
+    def ids_of_length(self, length: int) -> torch.Tensor:
+        """Return int64 [num_rows, length] of which only the shape may be read."""
+        return self.tables.nothing.expand(len(self.states), length)
+
+    def token_ids(self) -> torch.Tensor:
+        """Return all tokens, int64 [num_rows, longest], aligned to the right.
+
+        What is before a shorter sequence is an id beyond the vocabulary, which matches nothing.
+        """
+        return self.tables.token_ids(self.states)
+
+
+class Tables:
+    """What requests have seen, one row for each, on the device.
+
+    Args:
+        num_rows: at first.
+        vocab_size: width of the logits.
+        max_len: the longest sequence.
+        device: where the logits are.
+
+    Attributes:
+        seen: bit mask of all tokens of a sequence.
+        in_prompt: bit mask of the tokens of its prompt.
+        tokens: int32 [num_rows, max_len], the sequence itself.
+    """
+
+    def __init__(self, num_rows: int, vocab_size: int, max_len: int, device: torch.device) -> None:
+        words = num_mask_words(vocab_size)
+        self._vocab_size = vocab_size
+        self.device = device
+        self.seen = torch.zeros(num_rows, words, dtype=torch.int32, device=device)
+        self.in_prompt = torch.zeros(0, words, dtype=torch.int32, device=device)
+        self.tokens = torch.zeros(0, max_len, dtype=torch.int32, device=device)
+        self.nothing = torch.zeros(1, 1, dtype=torch.int64, device=device)
+
+    def tensor(
+        self, values: Sequence[int] | Sequence[float] | np.ndarray, dtype: torch.dtype
+    ) -> torch.Tensor:
+        return torch.as_tensor(values, dtype=dtype).to(self.device, non_blocking=True)
+
+    def grow(self, num_rows: int) -> None:
+        """Make room for more requests."""
+        self.seen = _grown(self.seen, num_rows)
+
+    def write(self, state: RequestState) -> None:
+        """Write the whole sequence of a request."""
+        sequence = np.asarray(
+            [*state.known_prompt, *state.output_token_ids[: state.num_outputs]], np.int32
+        )
+        if (sequence < 0).any():
+            raise RuntimeError(
+                "a request entered the batch with tokens that are not known yet; its logits cannot "
+                "be processed"
+            )
+        ids = self.tensor(sequence, torch.int32)
+        self._mark(self.seen, state.slot, ids)
+        if state.pipeline.reads_prompt:
+            self.in_prompt = _grown(self.in_prompt, len(self.seen))
+            self._mark(self.in_prompt, state.slot, ids[: len(state.known_prompt)])
+        if state.pipeline.reads_tokens:
+            self.tokens = _grown(self.tokens, len(self.seen))
+            self.tokens[state.slot, : len(ids)] = ids
+
+    def append(self, states: Sequence[RequestState], token_ids: torch.Tensor) -> None:
+        """Add one token, int [num_states], to each of some requests; `num_outputs` counts it."""
+        slots = self.tensor([state.slot for state in states], torch.int32)
+        mark_seen_tokens(self.seen, slots, token_ids)
+        reading = [i for i, state in enumerate(states) if state.pipeline.reads_tokens]
+        if reading:
+            rows = self.tensor([states[i].slot for i in reading], torch.int64)
+            columns = self.tensor([states[i].num_tokens - 1 for i in reading], torch.int64)
+            self.tokens[rows, columns] = token_ids[reading].to(torch.int32)
+
+    def token_ids(self, states: Sequence[RequestState]) -> torch.Tensor:
+        lengths = self.tensor([state.num_tokens for state in states], torch.int64)
+        longest = max(state.num_tokens for state in states)
+        positions = torch.arange(longest, device=self.device) + (lengths - longest)[:, None]
+        slots = self.tensor([state.slot for state in states], torch.int64)
+        ids = self.tokens[slots[:, None], positions.clamp(min=0)].to(torch.int64)
+        return ids.masked_fill_(positions < 0, self._vocab_size)
+
+    def _mark(self, mask: torch.Tensor, slot: int, token_ids: torch.Tensor) -> None:
+        mask[slot].zero_()
+        slots = torch.full((len(token_ids),), slot, dtype=torch.int32, device=self.device)
+        mark_seen_tokens(mask, slots, token_ids)
+
+
+def _grown(table: torch.Tensor, num_rows: int) -> torch.Tensor:
+    missing = num_rows - len(table)
+    return torch.cat([table, table.new_zeros(missing, table.shape[1])]) if missing > 0 else table
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows of a batch that share a pipeline; None is plain greedy search.
+
+    Attributes:
+        indices: their places in the batch.
+    """
+
+    pipeline: Pipeline | None
+    indices: list[int]
+
+
+class Batch:
+    """Follows the batch of a worker, and keeps what HF's processors need of its requests.
+
+    A request keeps its state while it waits for a place in the batch: under async scheduling its
+    last tokens are on the device only, and could not be read again.
+
+    Args:
+        num_slots: rows of the tables at first; they grow when more requests are alive.
+        vocab_size: width of the logits.
+        max_len: the longest sequence.
+        model_config: Transformers' configuration of the model.
+        device: where the logits are.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        vocab_size: int,
+        max_len: int,
+        model_config: PretrainedConfig,
+        device: torch.device,
+    ) -> None:
+        self._tables = Tables(num_slots, vocab_size, max_len, device)
+        self._vocab_size = vocab_size
+        self._model_config = model_config
+        self._free_slots = list(range(num_slots))
+        self._states: dict[str, RequestState] = {}
+        self._pipelines: WeakValueDictionary[str, Pipeline] = WeakValueDictionary()
+        self._rows: list[RequestState | None] = []
+        self.groups: list[Group] = []
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def update(self, requests: Sequence[CachedRequestState], alive: Collection[str]) -> None:
+        """Read the tokens of requests that are new, forget those that ended.
+
+        Args:
+            requests: the batch's requests in the order of the logits' rows.
+            alive: ids of all requests that have not ended, in the batch or not.
+        """
+        for req_id in [req_id for req_id in self._states if req_id not in alive]:
+            self._free_slots.append(self._states.pop(req_id).slot)
+        rows = [self._state_of(request) for request in requests]
+        if rows != self._rows:
+            self._rows = rows
+            self.groups = _group(rows)
+
+    def rows_of(self, group: Group, discarded: np.ndarray) -> Rows:
+        """Return the rows of a group that has a pipeline.
+
+        Args:
+            group: one of `groups`.
+            discarded: bool [num_requests], True where the token will be thrown away because the
+                prompt is not complete yet.
+        """
+        states = [state for i in group.indices if (state := self._rows[i]) is not None]
+        return Rows(states, [bool(discarded[i]) for i in group.indices], self._tables)
+
+    def append(self, token_ids: torch.Tensor, discarded: np.ndarray) -> None:
+        """Add the tokens of this step to the requests that keep them.
+
+        Args:
+            token_ids: int32 or int64 [num_requests], rows as in `update`.
+            discarded: as in `rows_of`.
+        """
+        kept = [
+            (i, state)
+            for i, state in enumerate(self._rows)
+            if state is not None and not discarded[i]
+        ]
+        if not kept:
+            return
+        for _, state in kept:
+            state.num_outputs += 1
+        if len(kept) < len(token_ids):
+            token_ids = token_ids[[i for i, _ in kept]]
+        self._tables.append([state for _, state in kept], token_ids)
+
+    def _state_of(self, request: CachedRequestState) -> RequestState | None:
+        old = self._states.get(request.req_id)
+        if old is not None and old.continues(request):
+            return old
+        hf_request = HFRequest.of(request.sampling_params)
+        if not hf_request.fields:
+            return None
+        state = self._new_state(request, hf_request, old)
+        self._tables.write(state)
+        self._states[request.req_id] = state
+        return state
+
+    def _new_state(
+        self, request: CachedRequestState, hf_request: HFRequest, old: RequestState | None
+    ) -> RequestState:
+        pipeline = self._pipeline(hf_request)
+        num_outputs = len(request.output_token_ids)
+        generator = old.generator if old is not None and old.num_outputs == num_outputs else None
+        if generator is None and pipeline.do_sample:
+            generator = make_generator(
+                hf_request.seed, num_outputs, self._vocab_size, self._tables.device
+            )
+        return RequestState(
+            request=hf_request,
+            pipeline=pipeline,
+            slot=self._take_slot() if old is None else old.slot,
+            prompt_token_ids=request.prompt_token_ids,
+            output_token_ids=request.output_token_ids,
+            known_prompt=_known_prompt(request),
+            num_outputs=num_outputs,
+            generator=generator,
+        )
+
+    def _pipeline(self, request: HFRequest) -> Pipeline:
+        key = Pipeline.key(request)
+        pipeline = self._pipelines.get(key)
+        if pipeline is None:
+            pipeline = Pipeline(request, self._model_config, self._tables.device)
+            self._pipelines[key] = pipeline
+        return pipeline
+
+    def _take_slot(self) -> int:
+        if not self._free_slots:
+            size = len(self._tables.seen)
+            self._tables.grow(2 * size)
+            self._free_slots = list(range(size, 2 * size))
+        return self._free_slots.pop()
+
+
+def _group(rows: Sequence[RequestState | None]) -> list[Group]:
+    groups: dict[Pipeline | None, list[int]] = {}
+    for i, state in enumerate(rows):
+        groups.setdefault(state.pipeline if state else None, []).append(i)
+    return [Group(pipeline, indices) for pipeline, indices in groups.items()]
+
+
+def _known_prompt(request: CachedRequestState) -> list[int]:
+    """Return the prompt's token ids; positions given as embeddings have none, as in HF."""
+    if request.prompt_token_ids is None:
+        return []
+    if request.prompt_is_token_ids is None:
+        return request.prompt_token_ids
+    positions = zip(request.prompt_token_ids, request.prompt_is_token_ids, strict=True)
+    return [token for token, is_token in positions if is_token]

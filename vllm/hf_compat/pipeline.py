@@ -1,0 +1,223 @@
+"""What happens to the logits of a step: HF's processors, in HF's order, for many requests at once.
+
+Transformers itself builds the list (``GenerationMixin._get_logits_processor``) and its classes do
+the work, on the rows of all requests with the same configuration together. HF's rows have one
+length; the engine's do not. So each class is called with what it reads of ``input_ids``: nothing,
+a length, or the tokens, aligned to the right. Only the repetition penalties are the fork's own:
+they remember what a sequence has seen instead of looking at all of it in every step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import GenerationConfig, GenerationMixin, PretrainedConfig
+from transformers.generation import logits_process as hf
+
+from vllm.fork_ops.seen_tokens import apply_repetition_penalty
+from vllm.hf_compat.request import HFRequest
+
+if TYPE_CHECKING:
+    from vllm.hf_compat.batch import RequestState, Rows
+
+Step = Callable[["Rows", torch.Tensor], torch.Tensor]
+"""Takes scores float32 [num_rows, vocab_size] and returns them processed, perhaps in place."""
+
+_FAR = 1 << 40
+"""Stands for ``max_length`` in processors that are shared by requests of different lengths."""
+
+
+class _Builder(GenerationMixin):
+    """As much of a model as ``_get_logits_processor`` looks at."""
+
+    def __init__(self, model_config: PretrainedConfig) -> None:
+        self.config = model_config
+
+
+class Pipeline:
+    """HF's processors for one configuration, shared by all requests that have it.
+
+    Args:
+        request: any of these requests.
+        model_config: Transformers' configuration of the model.
+        device: where the scores are.
+
+    Attributes:
+        do_sample: whether a token is drawn, or the best one taken.
+        reads_tokens: whether a step reads the sequence itself, not only what it has seen.
+        reads_prompt: whether a step asks which tokens are in the prompt.
+    """
+
+    def __init__(
+        self, request: HFRequest, model_config: PretrainedConfig, device: torch.device
+    ) -> None:
+        config = GenerationConfig(**request.fields)
+        self.do_sample = bool(config.do_sample)
+        self.reads_tokens = False
+        self.reads_prompt = False
+        nominal_prompt_len = _nominal_prompt_len(request)
+        config.max_length = _FAR
+        eos = request.eos_token_ids
+        config._eos_token_tensor = torch.tensor(eos, device=device) if eos else None
+        processors = _Builder(model_config)._get_logits_processor(
+            config,
+            input_ids_seq_length=nominal_prompt_len,
+            encoder_input_ids=torch.zeros(1, 1, dtype=torch.int64),  # replaced by each prompt
+            device=device,
+        )
+        self._steps = [self._step(processor, nominal_prompt_len) for processor in processors]
+
+    @staticmethod
+    def key(request: HFRequest) -> str:
+        """Return what two requests must share to share a pipeline."""
+        shared = (request.fields, request.eos_token_ids, _nominal_prompt_len(request))
+        return json.dumps(shared, sort_keys=True)
+
+    def __call__(self, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
+        """Apply all steps to scores float32 [num_rows, vocab_size], perhaps in place."""
+        for step in self._steps:
+            scores = step(rows, scores)
+        return scores
+
+    def _step(self, processor: hf.LogitsProcessor, nominal_prompt_len: int) -> Step:
+        """Return a step that gives `processor` what it reads of ``input_ids``."""
+        kind = type(processor)
+        if kind in _READ_NOTHING:
+            return partial(_with_nothing, processor)
+        if kind in _READ_LENGTH:
+            return partial(_with_lengths, processor, _length)
+        if kind in _READ_NEW_LENGTH:
+            return partial(_with_lengths, processor, partial(_length_after, nominal_prompt_len))
+        if kind is hf.ForcedEOSTokenLogitsProcessor:
+            return partial(_with_lengths, processor, _length_before_far)
+        if kind is hf.RepetitionPenaltyLogitsProcessor:
+            return partial(_penalize_seen, processor.penalty)
+        if kind is hf.EncoderRepetitionPenaltyLogitsProcessor:
+            self.reads_prompt = True
+            return partial(_penalize_prompt, processor.penalty)
+        self.reads_tokens = True
+        if kind is hf.EncoderNoRepeatNGramLogitsProcessor:
+            return partial(_without_ngrams_of_prompt, processor.ngram_size)
+        if kind is hf.WatermarkLogitsProcessor:
+            return partial(_with_context, processor, processor.context_width)
+        if kind in _READ_TOKENS:
+            return partial(_with_tokens, processor)
+        raise NotImplementedError(f"hf_compat does not know how to call {kind.__name__}")
+
+
+_READ_NOTHING = (
+    hf.InfNanRemoveLogitsProcessor,
+    hf.SuppressTokensLogitsProcessor,
+    hf.TemperatureLogitsWarper,
+    hf.TopHLogitsWarper,
+    hf.TopKLogitsWarper,
+    hf.TopPLogitsWarper,
+    hf.MinPLogitsWarper,
+    hf.TypicalLogitsWarper,
+    hf.EpsilonLogitsWarper,
+    hf.EtaLogitsWarper,
+    hf.LogitNormalization,
+)
+_READ_LENGTH = (hf.MinLengthLogitsProcessor, hf.ForcedBOSTokenLogitsProcessor)
+_READ_NEW_LENGTH = (  # they count from the end of the prompt
+    hf.MinNewTokensLengthLogitsProcessor,
+    hf.ExponentialDecayLengthPenalty,
+    hf.SuppressTokensAtBeginLogitsProcessor,
+)
+_READ_TOKENS = (
+    hf.SequenceBiasLogitsProcessor,
+    hf.NoBadWordsLogitsProcessor,
+    hf.NoRepeatNGramLogitsProcessor,
+)
+
+
+def _nominal_prompt_len(request: HFRequest) -> int:
+    """Return the prompt length that stands for the request's in a shared pipeline.
+
+    One length serves for all processors that count from the prompt's end; only prompts of at most
+    one token are special to HF.
+    """
+    return min(request.prompt_len, 2)
+
+
+# --- calling HF's classes ------------------------------------------------------------------------
+def _with_nothing(processor: hf.LogitsProcessor, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
+    return processor(rows.ids_of_length(0), scores)
+
+
+def _with_lengths(
+    processor: hf.LogitsProcessor,
+    length_of: Callable[[RequestState], int],
+    rows: Rows,
+    scores: torch.Tensor,
+) -> torch.Tensor:
+    """Call `processor` for the rows of each length."""
+    by_length: dict[int, list[int]] = {}
+    for i, state in enumerate(rows.states):
+        by_length.setdefault(length_of(state), []).append(i)
+    if len(by_length) == 1:
+        return processor(rows.ids_of_length(next(iter(by_length))), scores)
+    for length, indices in by_length.items():
+        part = rows.select(indices)
+        scores[indices] = processor(part.ids_of_length(length), scores[indices])
+    return scores
+
+
+def _length(state: RequestState) -> int:
+    """HF's ``input_ids.shape[1]``."""
+    return state.num_tokens
+
+
+def _length_after(prompt_len: int, state: RequestState) -> int:
+    """HF's ``input_ids.shape[1]``, had the request a prompt of that length."""
+    return prompt_len + state.num_outputs
+
+
+def _length_before_far(state: RequestState) -> int:
+    """HF's ``input_ids.shape[1]``, had the request `_FAR` as its ``max_length``."""
+    return _FAR - (state.request.max_length - state.num_tokens)
+
+
+def _with_tokens(processor: hf.LogitsProcessor, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
+    """Call `processor` with all sequences, aligned to the right."""
+    return processor(rows.token_ids(), scores)
+
+
+def _with_context(
+    processor: hf.LogitsProcessor, width: int, rows: Rows, scores: torch.Tensor
+) -> torch.Tensor:
+    """Call `processor` with the last `width` tokens of the rows that have them."""
+    indices = [i for i, state in enumerate(rows.states) if state.num_tokens >= width]
+    if indices:
+        part = rows.select(indices)
+        scores[indices] = processor(part.token_ids()[:, -width:], scores[indices])
+    return scores
+
+
+def _without_ngrams_of_prompt(size: int, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
+    """HF's class for each row, with the row's own prompt."""
+    for i, state in enumerate(rows.states):
+        if state.prompt_ngrams is None:
+            prompt = torch.tensor([state.known_prompt], dtype=torch.int64)
+            state.prompt_ngrams = hf.EncoderNoRepeatNGramLogitsProcessor(size, prompt)
+        scores[i] = state.prompt_ngrams(rows.select([i]).token_ids(), scores[i : i + 1])[0]
+    return scores
+
+
+# --- the penalties -------------------------------------------------------------------------------
+def _penalize_seen(penalty: float, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
+    return _penalize(penalty, rows.tables.seen, rows, scores)
+
+
+def _penalize_prompt(penalty: float, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
+    return _penalize(penalty, rows.tables.in_prompt, rows, scores)
+
+
+def _penalize(penalty: float, mask: torch.Tensor, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
+    penalties = torch.full((len(scores),), penalty, dtype=torch.float32, device=scores.device)
+    apply_repetition_penalty(scores, mask, rows.slots, penalties)
+    return scores
