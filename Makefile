@@ -9,7 +9,7 @@ SOURCES := pyproject.toml setup.py upstream.toml patches/series $(wildcard patch
 	$(wildcard distribution/*.py) $(shell find csrc -type f) $(shell find vllm -type f -name '*.py')
 OWN_CODE := distribution examples benchmarks tools tests vllm setup.py
 
-.PHONY: install demo test lint bench clean
+.PHONY: install demo test test-long lint bench eval clean
 
 install: $(INSTALLED)
 
@@ -24,6 +24,11 @@ demo: install
 test: install
 	$(BIN)/python -m pytest
 
+# The property, seed, beam and fuzz tests at full length: an hour or two.
+test-long: install
+	HF_COMPAT_TESTS=long $(BIN)/python -m pytest tests/hf_compat/test_generate.py \
+		tests/hf_compat/test_beams.py tests/server/test_fuzz.py
+
 lint: install
 	$(BIN)/ruff check $(OWN_CODE)
 	$(BIN)/ruff format --check $(OWN_CODE)
@@ -33,6 +38,12 @@ bench: install
 	$(BIN)/python -m benchmarks.sequences_equal
 	$(BIN)/python -m benchmarks.engine_throughput
 	$(BIN)/python -m benchmarks.penalty_kernel
+	$(BIN)/python -m benchmarks.sampler_step
+
+# lm-evaluation-harness on Transformers and on this vLLM, score by score.
+eval: install
+	$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev,eval]'
+	$(BIN)/python -m benchmarks.lm_eval_parity
 
 clean:
 	rm -rf build $(VENV)

@@ -16,7 +16,16 @@ from distribution.pins import Pin
 
 # For this project's own tests, checks and tools; the examples need nothing more than vLLM does,
 # but name what they import.
-DEV = ["pytest>=8", "pytest-timeout", "hypothesis", "ruff==0.14.*", "mypy==1.18.*", *NVCC_PACKAGES]
+DEV = [
+    "pytest>=8",
+    "pytest-timeout",
+    "hypothesis",
+    "peft>=0.21",
+    "ruff==0.14.*",
+    "mypy==1.18.*",
+    *NVCC_PACKAGES,
+]
+EVAL = ["lm_eval[hf]>=0.4.13"]  # for benchmarks/lm_eval_parity.py
 OWN = ["rich"]
 
 
@@ -41,7 +50,7 @@ def adapt_metadata(pristine: Path, pin: Pin) -> Metadata:
     message = message_from_bytes((info / "METADATA").read_bytes())
     requires: list[str] = [*OWN]
     extras: dict[str, list[str]] = {name: [] for name in message.get_all("Provides-Extra") or []}
-    extras |= {"dev": list(DEV), "multimodal": []}
+    extras |= {"dev": list(DEV), "eval": list(EVAL), "multimodal": []}
     for line in message.get_all("Requires-Dist") or []:
         requirement = Requirement(line)
         extra = _extra_of(requirement, extras)
