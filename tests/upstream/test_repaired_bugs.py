@@ -48,3 +48,8 @@ def test_machine_that_reports_little_memory() -> None:
     assert refusal in str(run(upstream=True, chosen=False))
     assert run(upstream=False, chosen=False) == 4
     assert refusal in str(run(upstream=False, chosen=True)), "a chosen fraction must stay a promise"
+
+
+def test_lora_on_cpu_leaves_other_requests_alone() -> None:
+    assert run_probe("lora_without_adapter", upstream=True) == [[3.0, 3.0], [3.0, 3.0]]
+    assert run_probe("lora_without_adapter", upstream=False) == [[3.0, 0.0], [3.0, 0.0]]
