@@ -1,0 +1,70 @@
+"""One ``vllm serve --hf-compat`` process for all tests of the server."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.conftest import MODEL
+
+START_LIMIT_S = 300
+# The bundled model has no chat template: a chat is the text of its messages.
+CHAT_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a real server process."""
+    port = free_port()
+    log = tmp_path_factory.mktemp("server") / "log"
+    command = [
+        str(Path(sys.executable).parent / "vllm"), "serve", str(MODEL),
+        "--hf-compat", "--dtype", "float32", "--served-model-name", "tiny",
+        "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "2048",
+        "--enforce-eager", "--kv-cache-memory-bytes", str(1 << 28),
+        "--chat-template", CHAT_TEMPLATE, "--enable-scale-out",
+    ]  # fmt: skip
+    # Spawned processes import everything anew: the flags must reach them through the config alone.
+    environment = {**os.environ, "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+    try:
+        wait_until_healthy(f"http://127.0.0.1:{port}/health", process, log)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+@pytest.fixture(scope="session")
+def client(server: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0)
+
+
+def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            break
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.5)
+    pytest.fail(f"the server did not come up:\n{log.read_text()[-4000:]}")

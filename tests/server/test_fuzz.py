@@ -1,0 +1,201 @@
+"""Whatever a body holds, the server answers it or refuses it, and goes on answering like HF."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from tests.reference import generate, prompt_texts
+from tests.sizes import size
+from vllm.hf_compat.body import GenerationFields
+
+NUM_BODIES = size(400, 10_000)
+
+HF_NAMES = sorted(GenerationFields.model_fields)
+UPSTREAM_NAMES = [
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "n", "max_tokens",
+    "logprobs", "top_logprobs", "prompt_logprobs", "echo", "stop", "stop_token_ids", "ignore_eos",
+    "min_tokens", "presence_penalty", "frequency_penalty", "logit_bias", "length_penalty",
+    "allowed_token_ids", "bad_words", "stream", "stream_options", "use_beam_search", "suffix",
+    "skip_special_tokens", "include_stop_str_in_output", "return_token_ids", "vllm_xargs",
+    "truncate_prompt_tokens", "priority", "best_of", "user", "max_completion_tokens", "prompt",
+    "messages", "response_format", "structured_outputs", "add_special_tokens", "model",
+]  # fmt: skip
+
+Draw = Callable[[random.Random], Any]
+
+
+def small_float(rng: random.Random) -> float:
+    return round(rng.uniform(0.05, 2.5), 3)
+
+
+def fraction(rng: random.Random) -> float:
+    return round(rng.uniform(0.01, 1.0), 3)
+
+
+def token(rng: random.Random) -> int:
+    return rng.randrange(4096)
+
+
+def tokens(rng: random.Random) -> list[int]:
+    return [token(rng) for _ in range(rng.randrange(1, 5))]
+
+
+def sequences(rng: random.Random) -> list[list[int]]:
+    return [tokens(rng) for _ in range(rng.randrange(1, 5))]
+
+
+def count(rng: random.Random) -> int:
+    return rng.randrange(1, 7)
+
+
+def flag(rng: random.Random) -> bool:
+    return rng.random() < 0.5
+
+
+# Values that a field may well have; all other fields get junk only.
+LIKELY: dict[str, Draw] = {
+    "max_new_tokens": count,
+    "max_length": lambda rng: rng.randrange(1, 24),
+    "min_new_tokens": count,
+    "min_length": lambda rng: rng.randrange(24),
+    "eos_token_id": lambda rng: rng.choice([token, tokens])(rng),
+    "do_sample": flag,
+    "num_return_sequences": count,
+    "num_beams": count,
+    "early_stopping": flag,
+    "top_h": fraction,
+    "typical_p": fraction,
+    "epsilon_cutoff": lambda rng: fraction(rng) / 50,
+    "eta_cutoff": lambda rng: fraction(rng) / 50,
+    "encoder_repetition_penalty": small_float,
+    "no_repeat_ngram_size": count,
+    "encoder_no_repeat_ngram_size": count,
+    "bad_words_ids": sequences,
+    "sequence_bias": lambda rng: [[ids, rng.uniform(-9, 9)] for ids in sequences(rng)],
+    "suppress_tokens": tokens,
+    "begin_suppress_tokens": tokens,
+    "forced_bos_token_id": token,
+    "forced_eos_token_id": lambda rng: rng.choice([token, tokens])(rng),
+    "exponential_decay_length_penalty": lambda rng: [count(rng), small_float(rng)],
+    "renormalize_logits": flag,
+    "remove_invalid_values": flag,
+    "watermarking_config": lambda rng: {"bias": small_float(rng), "context_width": count(rng)},
+    "guidance_scale": small_float,
+    "negative_prompt_ids": tokens,
+    "token_healing": flag,
+    "temperature": small_float,
+    "top_k": lambda rng: rng.randrange(-1, 60),
+    "top_p": fraction,
+    "min_p": fraction,
+    "repetition_penalty": small_float,
+    "seed": token,
+    "n": count,
+    "logprobs": lambda rng: rng.choice([True, 2]),
+    "top_logprobs": count,
+    "echo": flag,
+    "stop": lambda rng: rng.choice([" ", ["\n", "a"]]),
+    "stop_token_ids": tokens,
+    "ignore_eos": flag,
+    "min_tokens": count,
+    "stream": flag,
+    "logit_bias": lambda rng: {str(token(rng)): 5.0},
+    "allowed_token_ids": tokens,
+    "return_token_ids": flag,
+}
+
+JUNK: list[Draw] = [
+    lambda rng: rng.choice([0, -1, 1, 2, 3, 7, 100, 4095, 4096, -4096]),
+    lambda rng: rng.choice([1, -1]) * rng.choice([2**31, 2**32, 2**62, 2**63, 2**64, 10**30]),
+    lambda rng: rng.choice([0.0, -0.0, 0.5, 1.0, 1.5, -1.5, 1e-300, 1e300, 5e-324]),
+    lambda rng: rng.choice([float("nan"), float("inf"), float("-inf")]),
+    lambda rng: rng.choice([True, False, None]),
+    lambda rng: rng.choice(
+        ["", "1", "true", "never", "\0", "\U0001f600", "\ud800", "\u202e", "nan"]
+    ),
+    lambda rng: "x" * rng.randrange(5000),
+    lambda rng: rng.choice([[], [[]], [[[]]], {}, [{}], [None], [[None]], [[[], 1.0]]]),
+    lambda rng: [junk(rng) for _ in range(rng.randrange(4))],
+    lambda rng: {rng.choice(["", "bias", "type", "5", "\u00e9"]): junk(rng) for _ in range(2)},
+    lambda rng: [rng.choice([0, -1, 4095, 4096, 2**40, 2**63 - 1]) for _ in range(3)],
+    lambda rng: [[[rng.choice([0, -1, 4096])], rng.choice([1.0, float("nan"), float("-inf")])]],
+    lambda rng: [rng.choice([0, -1, 3, 2**62]), rng.choice([0.0, -2.0, 1e300, float("nan")])],
+    lambda rng: {
+        rng.choice(["bias", "greenlist_ratio", "hashing_key", "context_width"]): junk(rng)
+    },
+    lambda rng: nested(rng.randrange(80)),
+]
+
+
+def junk(rng: random.Random) -> Any:
+    return rng.choice(JUNK)(rng)
+
+
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else {}
+
+
+def body(rng: random.Random) -> tuple[str, bytes]:
+    """Return a path and what is sent there: a short request, spoilt or not."""
+    chat = rng.random() < 0.3
+    text = rng.choice(["def f(", "x", "import os\n", "\u00e9\U0001f600"])
+    fields: dict[str, Any] = {"model": "tiny"}
+    if chat:
+        fields["messages"] = [{"role": "user", "content": text}]
+    else:
+        fields["prompt"] = text
+    junk_share = rng.choice([0.0, 0.0, 0.1, 0.5])
+    known = sorted(LIKELY) if junk_share == 0.0 else HF_NAMES + UPSTREAM_NAMES
+    names = rng.sample(known, rng.randrange(7))
+    for name in names:
+        likely = LIKELY.get(name)
+        fields[name] = junk(rng) if not likely or rng.random() < junk_share else likely(rng)
+    if not {"max_new_tokens", "max_length", "max_completion_tokens"} & set(names):
+        fields.setdefault("max_tokens", 4)
+    data = json.dumps(fields).encode()
+    if rng.random() < 0.02:
+        data = data[: rng.randrange(len(data))]
+    return "/v1/chat/completions" if chat else "/v1/completions", data
+
+
+def post(address: str, path: str, data: bytes) -> tuple[int, bytes]:
+    """Return status and answer; nothing of the body is interpreted on this side."""
+    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)
+    try:
+        connection.request("POST", path, data, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def failure(address: str, seed: int) -> str | None:
+    """Send the body of a seed; return what is wrong with the answer."""
+    path, data = body(random.Random(seed))
+    status, answer = post(address, path, data)
+    in_stream = status == 200 and b'"code": 5' in answer
+    if status in (200, 400, 404) and not in_stream:
+        return None
+    return f"{seed}: {path} {data[:1000]!r}\n  {status} {answer[:500]!r}"
+
+
+def test_no_body_is_a_server_error(
+    server: str, hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    seeds = range(NUM_BODIES)
+    with ThreadPoolExecutor(16) as pool:
+        failures = [text for text in pool.map(lambda seed: failure(server, seed), seeds) if text]
+    assert not failures, "\n".join(failures[:20])
+    text = prompt_texts(1)[0]
+    request = {"model": "tiny", "prompt": text, "max_tokens": 32, "return_token_ids": True}
+    status, answer = post(server, "/v1/completions", json.dumps(request).encode())
+    expected = generate(hf_model, tokenizer(text)["input_ids"], GenerationConfig(max_new_tokens=32))
+    assert status == 200
+    assert json.loads(answer)["choices"][0]["token_ids"] == expected
