@@ -48,14 +48,27 @@ def prompt_ids(
     return [tokenizer(text)["input_ids"][:max_len] for text in prompt_texts(count)]
 
 
-def generate(model: PreTrainedModel, prompt: list[int], config: GenerationConfig) -> list[int]:
-    """Return the new tokens of ``model.generate`` for one prompt, batch size 1.
+def generate_all(
+    model: PreTrainedModel, prompt: list[int], config: GenerationConfig
+) -> list[list[int]]:
+    """Return the new tokens of all sequences of ``model.generate`` for one prompt.
 
-    A ``seed`` of `config`, which HF does not know, is given to ``torch.manual_seed`` before.
+    HF fills what is after the end of a shorter sequence; see `equal_to_the_end`. A ``seed`` of
+    `config`, which HF does not know, is given to ``torch.manual_seed`` before.
     """
     if (seed := getattr(config, "seed", None)) is not None:
         torch.manual_seed(seed)
     input_ids = torch.tensor([prompt], device=model.device)
     with torch.inference_mode():
         output = model.generate(input_ids, generation_config=config)
-    return output[0, len(prompt) :].tolist()
+    return output[:, len(prompt) :].tolist()
+
+
+def equal_to_the_end(tokens: list[int], row: list[int], fill: set[int]) -> bool:
+    """Whether `tokens` are a row of HF, without what fills it up to the longest one."""
+    return tokens == row[: len(tokens)] and set(row[len(tokens) :]) <= fill
+
+
+def generate(model: PreTrainedModel, prompt: list[int], config: GenerationConfig) -> list[int]:
+    """Return the new tokens of ``model.generate`` for one prompt, batch size 1."""
+    return generate_all(model, prompt, config)[0]

@@ -55,6 +55,7 @@ def frontend_of(model: PreTrainedModel, max_model_len: int = 4096) -> Frontend:
         model.config,
         max_model_len=max_model_len,
         vocab_size=model.config.vocab_size,
+        has_tokenizer=True,
     )
 
 

@@ -101,8 +101,10 @@ def counter(engine: LLM, name: str) -> int:
     [
         {"repetition_penalty": 1.3},
         {"do_sample": True, "temperature": 0.8, "top_p": 0.9, "no_repeat_ngram_size": 4},
+        {"num_beams": 3, "repetition_penalty": 1.1, "max_new_tokens": 32},
+        {"num_beams": 2, "do_sample": True, "top_k": 30, "max_new_tokens": 32},
     ],
-    ids=["greedy", "sampling"],
+    ids=["greedy", "sampling", "beams", "beam sampling"],
 )
 def test_chunks_preemption_and_prefix_cache(
     crowded_engine: LLM,
@@ -112,7 +114,7 @@ def test_chunks_preemption_and_prefix_cache(
 ) -> None:
     prompts = prompt_ids(tokenizer, 16, max_len=200)
     configs = [
-        GenerationConfig(max_new_tokens=96, eos_token_id=-1, seed=i, **fields)
+        GenerationConfig(**{"max_new_tokens": 96, "eos_token_id": -1, "seed": i, **fields})
         for i in range(len(prompts))
     ]
     expected = [generate(hf_model, p, c) for p, c in zip(prompts, configs, strict=True)]

@@ -12,7 +12,7 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, Waterm
 from transformers.generation.logits_process import LogitsProcessorList
 
 from vllm.hf_compat.batch import Batch
-from vllm.hf_compat.draws import draw_tokens, make_generator
+from vllm.hf_compat.draws import draw_tokens
 from vllm.hf_compat.request import HFRequest
 from vllm.hf_compat.support import step_fields
 from vllm.sampling_params import SamplingParams
@@ -44,7 +44,9 @@ CONFIGURATIONS: list[dict[str, Any]] = [
     {"bad_words_ids": [[5], [1, 2], [0, 1, 2], [7, 7]], "eos_token_id": 5},
     {"sequence_bias": [[[3], -2.5], [[1, 2], 4.0], [[0, 1, 2], float("-inf")]]},
     {"sequence_bias": {(3,): -2.5, (1, 2): 4.0}},
+    {"sequence_bias": [[[2], 0.1], [[1, 2], 0.3], [[0, 1, 2], 0.7], [[2, 2], 1e-9]]},
     {"min_length": 30, "eos_token_id": [4, 300]},
+    {"min_length": 30, "eos_token_id": [4, VOCAB_SIZE, -1]},
     {"min_new_tokens": 9, "eos_token_id": 4},
     {"min_new_tokens": 2, "min_length": 60, "eos_token_id": 4},
     {"min_length": 30},
@@ -54,6 +56,7 @@ CONFIGURATIONS: list[dict[str, Any]] = [
     {"forced_eos_token_id": [4, 9]},
     {"exponential_decay_length_penalty": (3, 1.4), "eos_token_id": [4, 9]},
     {"suppress_tokens": [0, 1, 300]},
+    {"suppress_tokens": [1, VOCAB_SIZE]},
     {"remove_invalid_values": True},
     {"renormalize_logits": True},
     {"watermarking_config": WatermarkingConfig(context_width=1)},
@@ -334,16 +337,6 @@ def test_draws_are_those_of_the_global_generator(model: LlamaForCausalLM) -> Non
         torch.manual_seed(100 + i)
         expected = [int(torch.multinomial(steps[n, i : i + 1].softmax(-1), 1)) for n in drawn[i]]
         assert sequences[i].request.output_token_ids == expected
-
-
-@pytest.mark.parametrize("num_drawn", [0, 1, 17])
-def test_a_generator_is_found_again(num_drawn: int) -> None:
-    """A request that comes back with part of its answer goes on with the next draw."""
-    rows = torch.randn(num_drawn + 1, VOCAB_SIZE).softmax(-1)
-    torch.manual_seed(5)
-    expected = [int(torch.multinomial(row[None], 1)) for row in rows][-1]
-    generator = make_generator(5, num_drawn, VOCAB_SIZE, CPU)
-    assert int(torch.multinomial(rows[-1:], 1, generator=generator)) == expected
 
 
 def test_a_row_without_any_probability_ends_alone(model: LlamaForCausalLM) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
-from transformers import GenerationConfig, SynthIDTextWatermarkingConfig
+from transformers import GenerationConfig
 
 from tests.conftest import MODEL
 from vllm import LLM, SamplingParams
@@ -15,18 +16,10 @@ from vllm.sampling_params import BeamSearchParams
 PROMPT = {"prompt_token_ids": [5, 6, 7]}
 
 UNSUPPORTED: list[dict[str, Any]] = [
-    {"num_beams": 2},
-    {"num_beams": 2, "do_sample": True},
-    {"prompt_lookup_num_tokens": 3},
+    {"prompt_lookup_num_tokens": 3, "do_sample": True},
     {"penalty_alpha": 0.6, "top_k": 4},
-    {"do_sample": True, "num_return_sequences": 2},
-    {"watermarking_config": SynthIDTextWatermarkingConfig(keys=[1, 2], ngram_len=3)},
     {"token_healing": True},
-    {"guidance_scale": 1.5},
-    {"stop_strings": ["def"]},
-    {"max_time": 3.0},
-    {"output_scores": True, "return_dict_in_generate": True},
-    {"output_logits": True, "return_dict_in_generate": True},
+    {"output_attentions": True, "return_dict_in_generate": True},
 ]
 
 # What Transformers refuses when it builds its processors, or fails on at a later step.
@@ -71,9 +64,25 @@ def test_longer_than_the_context_window(engine: LLM) -> None:
         engine.generate(PROMPT, GenerationConfig(max_new_tokens=1022), use_tqdm=False)
 
 
-def test_several_samples_of_one_prompt(engine: LLM) -> None:
-    with pytest.raises(VLLMValidationError, match="num_return_sequences=2"):
-        engine.generate(PROMPT, SamplingParams(temperature=0.7, n=2), use_tqdm=False)
+# Arguments of `generate()` beside the configuration.
+BAD_CALLS: list[tuple[dict[str, Any], str]] = [
+    ({"max_tokens": 3}, "no argument 'max_tokens' that hf_compat honours"),
+    ({"streamer": object()}, "no argument 'streamer'"),
+    ({"temperature": 0.0, "do_sample": True}, "strictly positive float"),
+    ({"num_return_sequences": 2}, "Greedy methods"),
+    ({"prefix_allowed_tokens_fn": threading.Lock().acquire}, "cannot be pickled"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "reason"), BAD_CALLS, ids=lambda value: str(value)[:40])
+def test_bad_calls(engine: LLM, arguments: dict[str, Any], reason: str) -> None:
+    with pytest.raises(VLLMValidationError, match=reason):
+        engine.generate(PROMPT, use_tqdm=False, **arguments)
+
+
+def test_call_arguments_beside_sampling_params(engine: LLM) -> None:
+    with pytest.raises(VLLMValidationError, match="complete a GenerationConfig"):
+        engine.generate(PROMPT, SamplingParams(), use_tqdm=False, top_k=3)
 
 
 def test_beam_search(engine: LLM) -> None:
@@ -100,8 +109,8 @@ def test_one_bad_request_of_a_list_loses_nothing(engine: LLM) -> None:
         ({"hf_compat": 1.5}, "hf_compat=1.5 is not a value"),
         ({"hf_compat": True, "generation_config": "vllm"}, "leave one of the two out"),
         (
-            {"hf_compat": True, "override_generation_config": {"guidance_scale": 2}},
-            "guidance_scale=2 yet.*--override-generation-config",
+            {"hf_compat": True, "override_generation_config": {"token_healing": True}},
+            "token_healing=True: it replaces.*--override-generation-config",
         ),
         (
             {

@@ -8,7 +8,8 @@ token, on the device, without reading tokens back.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -17,9 +18,10 @@ import torch
 from transformers import PretrainedConfig
 
 from vllm.fork_ops.seen_tokens import mark_seen_tokens, num_mask_words
-from vllm.hf_compat.draws import make_generator
+from vllm.hf_compat.draws import Draws, DrawStream
 from vllm.hf_compat.pipeline import Pipeline
 from vllm.hf_compat.request import HFRequest
+from vllm.hf_compat.row_ids import GUIDE, row_id, split_row_id
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_input_batch import CachedRequestState
@@ -39,7 +41,7 @@ class RequestState:
         output_token_ids: likewise.
         known_prompt: the prompt's tokens; positions given as embeddings have none, as in HF.
         num_outputs: how many output tokens are in the tables.
-        generator: of a seeded request that samples.
+        draws: of a seeded request that samples.
         prompt_ngrams: HF's processor of the prompt's n-grams, once it was asked for.
     """
 
@@ -50,7 +52,7 @@ class RequestState:
     output_token_ids: list[int]
     known_prompt: list[int]
     num_outputs: int
-    generator: torch.Generator | None
+    draws: Draws | None
     prompt_ngrams: Any = None
 
     @property
@@ -80,13 +82,16 @@ class Rows:
         states: of the rows' requests.
         discarded: whether a row's token is thrown away because its prompt is not complete yet.
         tables: of the batch.
+        unguided: logits after the negative prompts, float32 [num_rows, vocab_size], if the
+            pipeline guides.
     """
 
     states: Sequence[RequestState]
     discarded: Sequence[bool]
     tables: Tables
+    unguided: torch.Tensor | None = None
 
-    @property
+    @cached_property
     def slots(self) -> torch.Tensor:
         """The rows of the tables, int32 [num_rows]."""
         return self.tables.tensor([state.slot for state in self.states], torch.int32)
@@ -94,19 +99,23 @@ class Rows:
     def select(self, indices: Sequence[int]) -> Rows:
         """Return some of the rows."""
         return Rows(
-            [self.states[i] for i in indices], [self.discarded[i] for i in indices], self.tables
+            [self.states[i] for i in indices],
+            [self.discarded[i] for i in indices],
+            self.tables,
+            None if self.unguided is None else self.unguided[list(indices)],
         )
 
     def ids_of_length(self, length: int) -> torch.Tensor:
         """Return int64 [num_rows, length] of which only the shape may be read."""
         return self.tables.nothing.expand(len(self.states), length)
 
-    def token_ids(self) -> torch.Tensor:
-        """Return all tokens, int64 [num_rows, longest], aligned to the right.
+    def token_ids(self, width: int | None = None) -> torch.Tensor:
+        """Return the last `width` tokens, by default all, int64 [num_rows, width].
 
-        What is before a shorter sequence is an id beyond the vocabulary, which matches nothing.
+        They are aligned to the right; what is before a shorter sequence is an id beyond the
+        vocabulary, which matches nothing.
         """
-        return self.tables.token_ids(self.states)
+        return self.tables.token_ids(self.states, width)
 
 
 class Tables:
@@ -117,6 +126,7 @@ class Tables:
         vocab_size: width of the logits.
         max_len: the longest sequence.
         device: where the logits are.
+        model_dtype: in which the model computes them.
 
     Attributes:
         seen: bit mask of all tokens of a sequence.
@@ -124,10 +134,18 @@ class Tables:
         tokens: int32 [num_rows, max_len], the sequence itself.
     """
 
-    def __init__(self, num_rows: int, vocab_size: int, max_len: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        num_rows: int,
+        vocab_size: int,
+        max_len: int,
+        device: torch.device,
+        model_dtype: torch.dtype = torch.float32,
+    ) -> None:
         words = num_mask_words(vocab_size)
         self._vocab_size = vocab_size
         self.device = device
+        self.model_dtype = model_dtype
         self.seen = torch.zeros(num_rows, words, dtype=torch.int32, device=device)
         self.in_prompt = torch.zeros(0, words, dtype=torch.int32, device=device)
         self.tokens = torch.zeros(0, max_len, dtype=torch.int32, device=device)
@@ -171,10 +189,11 @@ class Tables:
             columns = self.tensor([states[i].num_tokens - 1 for i in reading], torch.int64)
             self.tokens[rows, columns] = token_ids[reading].to(torch.int32)
 
-    def token_ids(self, states: Sequence[RequestState]) -> torch.Tensor:
+    def token_ids(self, states: Sequence[RequestState], width: int | None) -> torch.Tensor:
         lengths = self.tensor([state.num_tokens for state in states], torch.int64)
-        longest = max(state.num_tokens for state in states)
-        positions = torch.arange(longest, device=self.device) + (lengths - longest)[:, None]
+        if width is None:
+            width = max(state.num_tokens for state in states)
+        positions = torch.arange(width, device=self.device) + (lengths - width)[:, None]
         slots = self.tensor([state.slot for state in states], torch.int64)
         ids = self.tokens[slots[:, None], positions.clamp(min=0)].to(torch.int64)
         return ids.masked_fill_(positions < 0, self._vocab_size)
@@ -196,10 +215,14 @@ class Group:
 
     Attributes:
         indices: their places in the batch.
+        search: the request that they are the beams of, in their order; None if they are not.
+        guides: the places of the rows that see the negative prompts; empty without guidance.
     """
 
     pipeline: Pipeline | None
     indices: list[int]
+    search: str | None = None
+    guides: list[int] = field(default_factory=list)
 
 
 class Batch:
@@ -214,6 +237,7 @@ class Batch:
         max_len: the longest sequence.
         model_config: Transformers' configuration of the model.
         device: where the logits are.
+        model_dtype: in which the model computes them.
     """
 
     def __init__(
@@ -223,13 +247,15 @@ class Batch:
         max_len: int,
         model_config: PretrainedConfig,
         device: torch.device,
+        model_dtype: torch.dtype = torch.float32,
     ) -> None:
-        self._tables = Tables(num_slots, vocab_size, max_len, device)
+        self._tables = Tables(num_slots, vocab_size, max_len, device, model_dtype)
         self._vocab_size = vocab_size
         self._model_config = model_config
         self._free_slots = list(range(num_slots))
         self._states: dict[str, RequestState] = {}
         self._pipelines: WeakValueDictionary[str, Pipeline] = WeakValueDictionary()
+        self._streams: WeakValueDictionary[tuple[int, int], DrawStream] = WeakValueDictionary()
         self._rows: list[RequestState | None] = []
         self.groups: list[Group] = []
 
@@ -248,7 +274,7 @@ class Batch:
         rows = [self._state_of(request) for request in requests]
         if rows != self._rows:
             self._rows = rows
-            self.groups = _group(rows)
+            self.groups = _group([request.req_id for request in requests], rows)
 
     def rows_of(self, group: Group, discarded: np.ndarray) -> Rows:
         """Return the rows of a group that has a pipeline.
@@ -259,7 +285,7 @@ class Batch:
                 prompt is not complete yet.
         """
         states = [state for i in group.indices if (state := self._rows[i]) is not None]
-        return Rows(states, [bool(discarded[i]) for i in group.indices], self._tables)
+        return Rows(states, discarded[group.indices].tolist(), self._tables)
 
     def append(self, token_ids: torch.Tensor, discarded: np.ndarray) -> None:
         """Add the tokens of this step to the requests that keep them.
@@ -285,8 +311,10 @@ class Batch:
         old = self._states.get(request.req_id)
         if old is not None and old.continues(request):
             return old
+        if HFRequest.is_plain(request.sampling_params):
+            return None
         hf_request = HFRequest.of(request.sampling_params)
-        if not hf_request.fields:
+        if hf_request.is_guided and split_row_id(request.req_id)[1] == GUIDE:
             return None
         state = self._new_state(request, hf_request, old)
         self._tables.write(state)
@@ -296,28 +324,44 @@ class Batch:
     def _new_state(
         self, request: CachedRequestState, hf_request: HFRequest, old: RequestState | None
     ) -> RequestState:
-        pipeline = self._pipeline(hf_request)
-        num_outputs = len(request.output_token_ids)
-        generator = old.generator if old is not None and old.num_outputs == num_outputs else None
-        if generator is None and pipeline.do_sample:
-            generator = make_generator(
-                hf_request.seed, num_outputs, self._vocab_size, self._tables.device
-            )
+        known_prompt, outputs = _known_prompt(request), request.output_token_ids
+        if hf_request.num_beams > 1:  # what a beam has generated comes as part of its prompt
+            outputs = known_prompt[hf_request.prompt_len :]
+            known_prompt = known_prompt[: hf_request.prompt_len]
+        num_outputs = len(outputs)
+        if old is not None and old.num_outputs == num_outputs:
+            pipeline, draws = old.pipeline, old.draws
+        else:
+            pipeline = self._pipeline(hf_request, split_row_id(request.req_id)[0], num_outputs)
+            draws = self._draws(hf_request, num_outputs) if pipeline.do_sample else None
         return RequestState(
             request=hf_request,
             pipeline=pipeline,
             slot=self._take_slot() if old is None else old.slot,
             prompt_token_ids=request.prompt_token_ids,
-            output_token_ids=request.output_token_ids,
-            known_prompt=_known_prompt(request),
+            output_token_ids=outputs,
+            known_prompt=[hf_request.pad_token_id] * hf_request.left_padding + known_prompt,
             num_outputs=num_outputs,
-            generator=generator,
+            draws=draws,
         )
 
-    def _pipeline(self, request: HFRequest) -> Pipeline:
+    def _draws(self, request: HFRequest, num_drawn: int) -> Draws | None:
+        if request.seed is None or request.num_beams > 1:
+            return None
+        key = (request.seed, request.num_rows)
+        stream = self._streams.get(key)
+        if stream is None:
+            stream = DrawStream(*key, self._vocab_size, self._tables.device)
+            self._streams[key] = stream
+        return Draws(stream, request.row, num_drawn)
+
+    def _pipeline(self, request: HFRequest, req_id: str, num_outputs: int) -> Pipeline:
+        """Return the pipeline of a request, new or shared: a private one with its beams only."""
         key = Pipeline.key(request)
+        private = key is None
+        key = key or req_id
         pipeline = self._pipelines.get(key)
-        if pipeline is None:
+        if pipeline is None or (private and num_outputs == 0):
             pipeline = Pipeline(request, self._model_config, self._tables.device)
             self._pipelines[key] = pipeline
         return pipeline
@@ -330,11 +374,41 @@ class Batch:
         return self._free_slots.pop()
 
 
-def _group(rows: Sequence[RequestState | None]) -> list[Group]:
+def _group(req_ids: Sequence[str], rows: Sequence[RequestState | None]) -> list[Group]:
     groups: dict[Pipeline | None, list[int]] = {}
-    for i, state in enumerate(rows):
-        groups.setdefault(state.pipeline if state else None, []).append(i)
-    return [Group(pipeline, indices) for pipeline, indices in groups.items()]
+    searches: dict[str, list[tuple[int, int]]] = {}
+    for i, (req_id, state) in enumerate(zip(req_ids, rows, strict=True)):
+        if state is not None and state.request.num_beams > 1:
+            search, beam = split_row_id(req_id)
+            searches.setdefault(search, []).append((beam, i))
+        else:
+            groups.setdefault(state.pipeline if state else None, []).append(i)
+    place = {req_id: i for i, req_id in enumerate(req_ids)}
+    grouped = [
+        Group(pipeline, indices, guides=_guides(req_ids, rows, indices, place))
+        for pipeline, indices in groups.items()
+    ]
+    for search, beams in searches.items():
+        indices = [i for _, i in sorted(beams)]
+        state = rows[indices[0]]
+        assert state is not None
+        grouped.append(Group(state.pipeline, indices, search))
+    return grouped
+
+
+def _guides(
+    req_ids: Sequence[str],
+    rows: Sequence[RequestState | None],
+    indices: Sequence[int],
+    place: dict[str, int],
+) -> list[int]:
+    """Return the places of the rows that guide those at `indices`; a prompt not yet complete is
+    guided by itself, since its token is thrown away.
+    """
+    first = rows[indices[0]]
+    if first is None or not first.request.is_guided:
+        return []
+    return [place.get(row_id(req_ids[i], GUIDE), i) for i in indices]
 
 
 def _known_prompt(request: CachedRequestState) -> list[int]:

@@ -25,6 +25,10 @@ def prepare_engine_config(vllm_config: VllmConfig) -> None:
     if not ForkFlags.of(vllm_config).hf_compat:
         return
     _check_features(vllm_config)
+    scheduler = (
+        "HFAsyncScheduler" if vllm_config.scheduler_config.async_scheduling else "HFScheduler"
+    )
+    vllm_config.scheduler_config.scheduler_cls = f"vllm.hf_compat.scheduler.{scheduler}"
     _use_hf_defaults(vllm_config.model_config)
     logger.info("hf_compat: Hugging Face generate() semantics, on the V1 model runner.")
 
@@ -36,6 +40,7 @@ def _check_features(vllm_config: VllmConfig) -> None:
         "encoder-decoder models": model_config.is_encoder_decoder,
         "speculative decoding": vllm_config.speculative_config is not None,
         "watermarking": vllm_config.watermark_config is not None,
+        "another scheduler": vllm_config.scheduler_config.scheduler_cls is not None,
     }
     for feature, asked_for in refused.items():
         if asked_for:

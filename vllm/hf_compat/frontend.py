@@ -7,13 +7,17 @@ once the prompt is tokenised, as the engine's own copy (`finish`).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from transformers import GenerationConfig, PretrainedConfig
 
 from vllm.exceptions import VLLMValidationError
 from vllm.fork.flags import ForkFlags
+from vllm.hf_compat.body import LENGTHS, take_body
+from vllm.hf_compat.call import Callbacks, GenerateCall
 from vllm.hf_compat.check import ProcessorCheck
 from vllm.hf_compat.generation_config import (
     eos_token_ids,
@@ -22,23 +26,28 @@ from vllm.hf_compat.generation_config import (
     merge_generation_config,
 )
 from vllm.hf_compat.request import HFRequest
-from vllm.hf_compat.sampling_params import SAMPLING_EPS, from_sampling_params, turn_off_processors
+from vllm.hf_compat.room import Room, check_beams, check_guidance
+from vllm.hf_compat.sampling_params import from_sampling_params, turn_off_processors
+from vllm.hf_compat.stopping import Stopping
 from vllm.hf_compat.support import check_fields, check_request, step_fields
 from vllm.sampling_params import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
+    import torch
+
     from vllm.config import VllmConfig
 
 
 class HFSamplingParams(SamplingParams, kw_only=True):  # type: ignore[call-arg]
-    """A ``SamplingParams`` made from a ``GenerationConfig``, which it keeps until the prompt is
+    """A ``SamplingParams`` made from a `generate()` call, which it keeps until the prompt is
     known: HF's ``max_length`` counts the prompt.
 
     Only the accepting process sees the subclass; `Frontend.finish` writes everything that the
     engine needs into ordinary fields.
     """
 
-    _generation_config: Any = None
+    _call: Any = None
+    _merged: Any = None
     _length_is_default: bool = True
 
 
@@ -52,11 +61,14 @@ def frontend_for(vllm_config: VllmConfig) -> Frontend | None:
         model_config.hf_config,
         max_model_len=model_config.max_model_len,
         vocab_size=model_config.get_vocab_size(),
+        has_tokenizer=not model_config.skip_tokenizer_init,
+        room=Room(vllm_config),
     )
 
 
 def accept_params(frontend: Frontend | None, params: Any) -> Any:
-    """Turn every ``GenerationConfig`` in `params` (one or a sequence) into ``SamplingParams``.
+    """Turn every ``GenerationConfig`` or `GenerateCall` in `params` (one or a sequence) into
+    ``SamplingParams``.
 
     Raises:
         VLLMValidationError: a ``GenerationConfig`` without hf_compat, or one that `Frontend`
@@ -64,7 +76,7 @@ def accept_params(frontend: Frontend | None, params: Any) -> Any:
     """
     if isinstance(params, Sequence):
         return [accept_params(frontend, item) for item in params]
-    if not isinstance(params, GenerationConfig):
+    if not isinstance(params, GenerationConfig | GenerateCall):
         return params
     if frontend is None:
         raise VLLMValidationError(
@@ -82,6 +94,8 @@ class Frontend:
         model_config: Transformers' configuration of the model.
         max_model_len: the engine's limit of prompt and answer together, in tokens.
         vocab_size: width of the logits.
+        has_tokenizer: whether the engine turns tokens into text.
+        room: for requests of several rows.
     """
 
     def __init__(
@@ -91,33 +105,42 @@ class Frontend:
         *,
         max_model_len: int,
         vocab_size: int,
+        has_tokenizer: bool = True,
+        room: Room | None = None,
     ) -> None:
         self.of_model = of_model
         self.max_model_len = max_model_len
+        self.has_tokenizer = has_tokenizer
+        self.vocab_size = vocab_size
+        self._room = room or Room()
         self.max_position_embeddings: int | None = getattr(
             model_config, "max_position_embeddings", None
         )
         self._check_processors = ProcessorCheck(model_config, vocab_size)
 
-    def to_sampling_params(self, given: GenerationConfig | None = None) -> SamplingParams:
-        """Resolve a ``GenerationConfig`` against the model's, as `generate()` does.
+    def to_sampling_params(
+        self, given: GenerateCall | GenerationConfig | None = None
+    ) -> SamplingParams:
+        """Resolve a `generate()` call against the model's configuration, as HF does.
 
         Args:
-            given: the caller's configuration; None for `generate()` without arguments.
+            given: the call, or its configuration; None for `generate()` without arguments.
 
         Raises:
             VLLMValidationError: it asks for something that this release does not reproduce.
         """
-        merged = merge_generation_config(given, self.of_model)
+        call = GenerateCall.of(given)
+        merged = merge_generation_config(call.config, self.of_model)
         check_request(merged)
+        is_search = (merged.num_beams or 1) > 1  # one request of the engine, with several answers
         params = HFSamplingParams(
-            temperature=0.0,
+            n=1 if is_search else merged.num_return_sequences or 1,
             max_tokens=merged.max_new_tokens,
-            seed=getattr(merged, "seed", None),
+            seed=call.seed,
         )
-        params._generation_config = merged
+        params._call, params._merged = call, merged
         params._length_is_default = self.of_model.max_length is None and (
-            given is None or given.max_length is None
+            call.config is None or call.config.max_length is None
         )
         return params
 
@@ -125,56 +148,103 @@ class Frontend:
         """Refuse what hf_compat would have to answer differently from HF.
 
         Raises:
-            VLLMValidationError: beam search, or several answers to one prompt.
+            VLLMValidationError: beam search with vLLM's parameters.
         """
         if isinstance(params, BeamSearchParams):
             raise VLLMValidationError(
                 "hf_compat does not reproduce Hugging Face's beam search yet, and vLLM's own "
                 "gives other beams: run this request without hf_compat."
             )
-        if params.n > 1 and params.temperature >= SAMPLING_EPS:
-            raise VLLMValidationError(
-                f"hf_compat does not reproduce num_return_sequences={params.n} yet: send the "
-                "prompt several times with seeds of their own, or run it without hf_compat."
-            )
 
-    def finish(self, params: SamplingParams, prompt_len: int) -> None:
+    def finish(
+        self, params: SamplingParams, prompt_len: int, prompt_embeds: torch.Tensor | None = None
+    ) -> None:
         """Write HF's rules into the engine's own copy of a request's parameters, in place.
 
         Args:
             params: the copy that goes to the engine.
             prompt_len: number of prompt tokens.
+            prompt_embeds: of a prompt that is given as embeddings.
 
         Raises:
             VLLMValidationError: the length does not fit, in HF's sense or into the engine's
                 context window.
         """
+        call = GenerateCall(seed=params.seed)
         if isinstance(params, HFSamplingParams):
-            config = params._generation_config
-            self._limit_length(params, config, prompt_len)
-            params._generation_config = None  # does not travel to the engine's process
+            call, config = params._call, params._merged
+            self._limit_length(
+                params,
+                config,
+                prompt_len,
+                call.place.left_padding,
+                length_is_default=params._length_is_default,
+            )
+            params._call = params._merged = None  # do not travel to the engine's process
         else:
-            config = from_sampling_params(params, self.of_model)
-            check_fields(config)
-        self._set_eos(params, config)
-        request = HFRequest(
-            fields=step_fields(config),
-            eos_token_ids=eos_token_ids(config),
-            prompt_len=prompt_len,
-            max_length=prompt_len + (params.max_tokens or 0),
-            seed=params.seed,
-        )
+            body = take_body(params)
+            for name in ("output_scores", "output_logits"):
+                if body.get(name):
+                    raise VLLMValidationError(
+                        f"{name} has no place in an OpenAI answer: ask for logprobs, or use "
+                        "LLM.generate()."
+                    )
+            call = replace(call, negative_prompt_ids=body.pop("negative_prompt_ids", None))
+            config = from_sampling_params(params, self.of_model, body)
+            (check_request if body else check_fields)(config)
+            if any(name in body for name in LENGTHS):
+                self._limit_length(params, config, prompt_len, length_is_default=False)
+        if (config.num_beams or 1) > 1 and params.n > 1:
+            config.num_return_sequences, params.n = params.n, 1
+        if params.max_tokens is None:
+            params.max_tokens = self.max_model_len - prompt_len
+        request = _request(call, config, params, prompt_len)
         self._check_processors(request)
+        if request.is_guided:
+            check_guidance(request, prompt_embeds, self.vocab_size)
+        if request.num_batch_rows > 1:
+            self._room.check(request)
+        if request.num_beams > 1:
+            check_beams(request, params, prompt_embeds)
+            params.ignore_eos = True
+        else:
+            self._set_eos(params, config)
+            self._stop_like_hf(params, config, call, request)
         request.attach(params)
         turn_off_processors(params)
+        HFRequest.number_children(params)
+        one = copy.copy(params)
+        one.n = 1
+        one._verify_args()  # the engine does the same, and a failure there would stop it
+
+    def _stop_like_hf(
+        self,
+        params: SamplingParams,
+        config: GenerationConfig,
+        call: GenerateCall,
+        request: HFRequest,
+    ) -> None:
+        if config.stop_strings is not None and not (self.has_tokenizer and params.detokenize):
+            raise VLLMValidationError(
+                "stop_strings are looked for with the model's tokenizer, which this request or "
+                "engine leaves out: set detokenize=True, and skip_tokenizer_init=False."
+            )
+        padding = [request.pad_token_id] * request.left_padding
+        Stopping(config, call.stopping_criteria, padding).attach(params)
 
     def _limit_length(
-        self, params: HFSamplingParams, config: GenerationConfig, prompt_len: int
+        self,
+        params: SamplingParams,
+        config: GenerationConfig,
+        prompt_len: int,
+        padding: int = 0,
+        *,
+        length_is_default: bool,
     ) -> None:
         params.max_tokens = max_new_tokens(
             config,
-            length_is_default=params._length_is_default,
-            prompt_len=prompt_len,
+            length_is_default=length_is_default,
+            prompt_len=padding + prompt_len,
             max_position_embeddings=self.max_position_embeddings,
         )
         if prompt_len + params.max_tokens > self.max_model_len:
@@ -194,3 +264,33 @@ class Frontend:
             params._all_stop_token_ids.update(eos)
         # vLLM's own rule, which runs after this one, adds nothing to a request that ignores EOS.
         params.ignore_eos = True
+
+
+def _request(
+    call: GenerateCall, config: GenerationConfig, params: SamplingParams, prompt_len: int
+) -> HFRequest:
+    """Return what the worker needs to know."""
+    assert params.max_tokens is not None
+    eos, place = eos_token_ids(config), call.place
+    pad_token_id = place.pad_token_id if place.pad_token_id is not None else config.pad_token_id
+    prompt_len += place.left_padding
+    return HFRequest(
+        fields=step_fields(config),
+        eos_token_ids=eos,
+        prompt_len=prompt_len,
+        max_length=prompt_len + params.max_tokens,
+        seed=call.seed,
+        row=place.row * params.n,
+        num_rows=place.num_rows * params.n,
+        left_padding=place.left_padding,
+        pad_token_id=pad_token_id if pad_token_id is not None else next(iter(eos), 0),
+        negative_prompt_ids=call.negative_prompt_ids,
+        pickled=_callbacks(call, config).pack(),
+    )
+
+
+def _callbacks(call: GenerateCall, config: GenerationConfig) -> Callbacks:
+    """Return what runs in the worker: stopping criteria too, if they decide about beams."""
+    if (config.num_beams or 1) == 1:
+        return call.callbacks
+    return replace(call.callbacks, stopping_criteria=call.stopping_criteria)

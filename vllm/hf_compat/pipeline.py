@@ -3,8 +3,9 @@
 Transformers itself builds the list (``GenerationMixin._get_logits_processor``) and its classes do
 the work, on the rows of all requests with the same configuration together. HF's rows have one
 length; the engine's do not. So each class is called with what it reads of ``input_ids``: nothing,
-a length, or the tokens, aligned to the right. Only the repetition penalties are the fork's own:
-they remember what a sequence has seen instead of looking at all of it in every step.
+a length, or the tokens, aligned to the right. The repetition penalties are the fork's own: they
+remember what a sequence has seen instead of looking at all of it in every step. `in_place` stands
+in for HF's code, with the same bits, where that copies all scores to change a few.
 """
 
 from __future__ import annotations
@@ -12,20 +13,25 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import GenerationConfig, GenerationMixin, PretrainedConfig
+from transformers import (
+    GenerationConfig,
+    GenerationMixin,
+    PretrainedConfig,
+    SynthIDTextWatermarkingConfig,
+    WatermarkingConfig,
+)
 from transformers.generation import logits_process as hf
 
 from vllm.fork_ops.seen_tokens import apply_repetition_penalty
+from vllm.hf_compat.call import Callbacks
+from vllm.hf_compat.in_place import Step, in_place_step
 from vllm.hf_compat.request import HFRequest
 
 if TYPE_CHECKING:
     from vllm.hf_compat.batch import RequestState, Rows
-
-Step = Callable[["Rows", torch.Tensor], torch.Tensor]
-"""Takes scores float32 [num_rows, vocab_size] and returns them processed, perhaps in place."""
 
 _FAR = 1 << 40
 """Stands for ``max_length`` in processors that are shared by requests of different lengths."""
@@ -41,6 +47,9 @@ class _Builder(GenerationMixin):
 class Pipeline:
     """HF's processors for one configuration, shared by all requests that have it.
 
+    Processors that keep something between steps (a caller's own, SynthID's) are not shared: the
+    request's pipeline is for it alone.
+
     Args:
         request: any of these requests.
         model_config: Transformers' configuration of the model.
@@ -50,12 +59,20 @@ class Pipeline:
         do_sample: whether a token is drawn, or the best one taken.
         reads_tokens: whether a step reads the sequence itself, not only what it has seen.
         reads_prompt: whether a step asks which tokens are in the prompt.
+        returns_scores: whether the processed scores are part of the answer.
+        returns_logits: whether the model's are.
+        is_private: whether it is for one request alone.
+        may_refuse: whether a step raises ``ValueError`` for scores that it cannot process.
     """
 
     def __init__(
         self, request: HFRequest, model_config: PretrainedConfig, device: torch.device
     ) -> None:
-        config = GenerationConfig(**request.fields)
+        config = _config(request.fields)
+        callbacks = Callbacks.unpack(request.pickled)
+        self.returns_scores = bool(config.output_scores)
+        self.returns_logits = bool(config.output_logits)
+        self.is_private = _is_private(request)
         self.do_sample = bool(config.do_sample)
         self.reads_tokens = False
         self.reads_prompt = False
@@ -68,12 +85,18 @@ class Pipeline:
             input_ids_seq_length=nominal_prompt_len,
             encoder_input_ids=torch.zeros(1, 1, dtype=torch.int64),  # replaced by each prompt
             device=device,
+            prefix_allowed_tokens_fn=callbacks.prefix_allowed_tokens_fn,
+            logits_processor=hf.LogitsProcessorList(callbacks.logits_processor),
         )
+        self.may_refuse = any(type(processor) in _MAY_REFUSE for processor in processors)
+        self._device = device
         self._steps = [self._step(processor, nominal_prompt_len) for processor in processors]
 
     @staticmethod
-    def key(request: HFRequest) -> str:
-        """Return what two requests must share to share a pipeline."""
+    def key(request: HFRequest) -> str | None:
+        """Return what two requests must share to share a pipeline; None if they cannot."""
+        if _is_private(request):
+            return None
         shared = (request.fields, request.eos_token_ids, _nominal_prompt_len(request))
         return json.dumps(shared, sort_keys=True)
 
@@ -86,6 +109,11 @@ class Pipeline:
     def _step(self, processor: hf.LogitsProcessor, nominal_prompt_len: int) -> Step:
         """Return a step that gives `processor` what it reads of ``input_ids``."""
         kind = type(processor)
+        self.reads_tokens |= kind in _READ_TOKENS
+        if (step := in_place_step(processor, self._device)) is not None:
+            return step
+        if kind is hf.UnbatchedClassifierFreeGuidanceLogitsProcessor:
+            return partial(_guide, processor.guidance_scale)
         if kind in _READ_NOTHING:
             return partial(_with_nothing, processor)
         if kind in _READ_LENGTH:
@@ -99,22 +127,21 @@ class Pipeline:
         if kind is hf.EncoderRepetitionPenaltyLogitsProcessor:
             self.reads_prompt = True
             return partial(_penalize_prompt, processor.penalty)
+        if kind is hf.NoRepeatNGramLogitsProcessor:
+            return partial(_with_tokens, processor)
         self.reads_tokens = True
         if kind is hf.EncoderNoRepeatNGramLogitsProcessor:
             return partial(_without_ngrams_of_prompt, processor.ngram_size)
         if kind is hf.WatermarkLogitsProcessor:
             return partial(_with_context, processor, processor.context_width)
-        if kind in _READ_TOKENS:
+        if self.is_private or kind in _READ_TOKENS:
             return partial(_with_tokens, processor)
         raise NotImplementedError(f"hf_compat does not know how to call {kind.__name__}")
 
 
 _READ_NOTHING = (
     hf.InfNanRemoveLogitsProcessor,
-    hf.SuppressTokensLogitsProcessor,
-    hf.TemperatureLogitsWarper,
     hf.TopHLogitsWarper,
-    hf.TopKLogitsWarper,
     hf.TopPLogitsWarper,
     hf.MinPLogitsWarper,
     hf.TypicalLogitsWarper,
@@ -122,9 +149,8 @@ _READ_NOTHING = (
     hf.EtaLogitsWarper,
     hf.LogitNormalization,
 )
-_READ_LENGTH = (hf.MinLengthLogitsProcessor, hf.ForcedBOSTokenLogitsProcessor)
+_READ_LENGTH = (hf.ForcedBOSTokenLogitsProcessor,)
 _READ_NEW_LENGTH = (  # they count from the end of the prompt
-    hf.MinNewTokensLengthLogitsProcessor,
     hf.ExponentialDecayLengthPenalty,
     hf.SuppressTokensAtBeginLogitsProcessor,
 )
@@ -133,6 +159,25 @@ _READ_TOKENS = (
     hf.NoBadWordsLogitsProcessor,
     hf.NoRepeatNGramLogitsProcessor,
 )
+
+
+def _config(fields: dict[str, Any]) -> GenerationConfig:
+    """Return the configuration that `step_fields` wrote down."""
+    config = GenerationConfig(**{"num_beams": 1, **fields, "watermarking_config": None})
+    watermark = fields.get("watermarking_config")
+    if watermark is not None:
+        synth_id = "ngram_len" in watermark
+        kind = SynthIDTextWatermarkingConfig if synth_id else WatermarkingConfig
+        config.watermarking_config = kind.from_dict(watermark)
+    return config
+
+
+def _is_private(request: HFRequest) -> bool:
+    watermark = request.fields.get("watermarking_config") or {}
+    return request.pickled is not None or "ngram_len" in watermark
+
+
+_MAY_REFUSE = (hf.TopHLogitsWarper,)  # its distribution checks the scores
 
 
 def _nominal_prompt_len(request: HFRequest) -> int:
@@ -147,6 +192,17 @@ def _nominal_prompt_len(request: HFRequest) -> int:
 # --- calling HF's classes ------------------------------------------------------------------------
 def _with_nothing(processor: hf.LogitsProcessor, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
     return processor(rows.ids_of_length(0), scores)
+
+
+def _guide(scale: float, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
+    """``UnbatchedClassifierFreeGuidanceLogitsProcessor``, with the engine's second rows.
+
+    HF takes the logits of the negative prompt as the model returns them, in its own dtype.
+    """
+    assert rows.unguided is not None
+    scores = scores.log_softmax(dim=-1)
+    unguided = rows.unguided.to(rows.tables.model_dtype).log_softmax(dim=-1)
+    return scale * (scores - unguided) + unguided
 
 
 def _with_lengths(

@@ -22,6 +22,12 @@ class HFRequest:
         prompt_len: number of prompt tokens, padding and embeddings included.
         max_length: prompt and new tokens together, at most.
         seed: of ``torch.manual_seed``; None draws from the worker's default generator.
+        row: the place of this sequence in the HF batch whose generator it shares.
+        num_rows: rows of that batch; HF has ``num_return_sequences`` rows for each prompt.
+        left_padding: how many padding tokens HF would have before the prompt in that batch.
+        pad_token_id: of the padding.
+        negative_prompt_ids: what guidance leads away from; None is the prompt's last token.
+        pickled: custom processors and callbacks, of an offline request (cloudpickle).
     """
 
     fields: dict[str, Any] = field(default_factory=dict)
@@ -29,13 +35,52 @@ class HFRequest:
     prompt_len: int = 0
     max_length: int = 0
     seed: int | None = None
+    row: int = 0
+    num_rows: int = 1
+    left_padding: int = 0
+    pad_token_id: int = 0
+    negative_prompt_ids: list[int] | None = None
+    pickled: bytes | None = None
+
+    @property
+    def num_beams(self) -> int:
+        """1 unless this is beam search or beam sampling."""
+        return int(self.fields.get("num_beams", 1))
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether a second row sees the negative prompt."""
+        return "guidance_scale" in self.fields
+
+    @property
+    def num_batch_rows(self) -> int:
+        """How many rows of the worker's batch the request takes."""
+        return 2 if self.is_guided else self.num_beams
 
     def attach(self, params: SamplingParams) -> None:
         """Store this request in `params`, replacing what a client may have put there."""
         params.extra_args = {**(params.extra_args or {}), EXTRA_ARGS_KEY: asdict(self)}
 
+    @staticmethod
+    def is_plain(params: SamplingParams | None) -> bool:
+        """Whether `params` ask for greedy search on the bare logits; asked in every step."""
+        carried = (params.extra_args or {}).get(EXTRA_ARGS_KEY) if params is not None else None
+        return not carried or (not carried["fields"] and carried["pickled"] is None)
+
     @classmethod
     def of(cls, params: SamplingParams | None) -> HFRequest:
         """Read the request that `attach` stored; all defaults if there is none."""
         carried = (params.extra_args or {}).get(EXTRA_ARGS_KEY) if params is not None else None
-        return cls(**carried) if carried else cls()
+        if params is None or not carried:
+            return cls()
+        # `number_children` made vLLM count the sequences of one prompt in their seeds.
+        return cls(**{**carried, "row": carried["row"] + (params.seed or 0)})
+
+    @staticmethod
+    def number_children(params: SamplingParams) -> None:
+        """Let the engine's request for each of ``params.n`` sequences know which one it is.
+
+        vLLM gives the i-th of them the seed of their parent plus i, and hf_compat has no other use
+        for the engine's seeds: the generator's is in `HFRequest.seed`.
+        """
+        params.seed = 0 if params.n > 1 else None

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from vllm.config.model import LogprobsMode
 from vllm.fork.flags import ForkFlags
-from vllm.hf_compat.batch import Batch, Rows
+from vllm.hf_compat.batch import Batch, Group, Rows
+from vllm.hf_compat.beam_search import BeamSearch
 from vllm.hf_compat.draws import draw_tokens
 from vllm.hf_compat.pipeline import Pipeline
+from vllm.hf_compat.stopping import criteria_of_search
+from vllm.logger import init_logger
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
@@ -19,12 +23,19 @@ from vllm.v1.sample.sampler import Sampler
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+logger = init_logger(__name__)
+
 
 def sampler_for(runner: GPUModelRunner, upstream: Sampler) -> Sampler:
     """Return the sampler that `runner` uses: `upstream`, or an `HFSampler` in hf_compat."""
     if not ForkFlags.of(runner.vllm_config).hf_compat:
         return upstream
     return HFSampler(runner, upstream)
+
+
+def take_outputs(sampler: Sampler) -> dict[str, dict[str, Any]] | None:
+    """Return what requests of hf_compat answer beside tokens in this step; None without any."""
+    return sampler.take_outputs() if isinstance(sampler, HFSampler) else None
 
 
 class HFSampler(Sampler):
@@ -39,8 +50,26 @@ class HFSampler(Sampler):
             runner.max_model_len,
             runner.model_config.hf_config,
             runner.device,
+            runner.model_config.dtype,
         )
-        self._discarded = np.zeros(0, dtype=bool)
+        self._searches: dict[str, BeamSearch] = {}
+        self._outputs: dict[str, dict[str, Any]] = {}
+
+    def take_outputs(self) -> dict[str, dict[str, Any]] | None:
+        """Return what requests answer beside tokens in this step; None without any.
+
+        That is ``beam_step``, a `BeamStep`, for a beam search, and ``scores`` and ``logits``, the
+        bytes of float32 [vocab_size], for requests with ``output_scores`` and ``output_logits``,
+        and ``error`` for a request whose own processor or criterion failed.
+        """
+        outputs, self._outputs = self._outputs, {}
+        return outputs or None
+
+    @property
+    def _discarded(self) -> np.ndarray:
+        """Whether a row's token is thrown away because its prompt is not complete yet."""
+        runner = self._runner
+        return runner.discard_request_mask.np[: len(runner.input_batch.req_ids)]
 
     def forward(
         self,
@@ -51,9 +80,10 @@ class HFSampler(Sampler):
     ) -> SamplerOutput:
         """Choose one token for each request of the runner's batch (``Sampler.forward``)."""
         runner = self._runner
-        req_ids = runner.input_batch.req_ids
-        self._batch.update([runner.requests[req_id] for req_id in req_ids], runner.requests)
-        self._discarded = runner.discard_request_mask.np[: len(req_ids)]
+        requests = [runner.requests[req_id] for req_id in runner.input_batch.req_ids]
+        self._batch.update(requests, runner.requests)
+        for ended in [search for search in self._searches if search not in runner.requests]:
+            del self._searches[ended]
         output = super().forward(
             logits, sampling_metadata, predict_bonus_token, logprobs_mode_override
         )
@@ -78,27 +108,104 @@ class HFSampler(Sampler):
         """
         if not self._batch:
             return super().sample(logits, sampling_metadata, logprobs_mode_override)
-        draws: list[tuple[list[int], torch.Tensor]] = []
+        chosen: list[tuple[list[int], torch.Tensor]] = []
         for group in self._batch.groups:
             if group.pipeline is None:
                 continue
             rows = self._batch.rows_of(group, self._discarded)
-            if group.pipeline.do_sample:
-                scores = _process(group.pipeline, rows, logits[group.indices])
-                draws.append((group.indices, draw_tokens(rows, scores)))
-                logits[group.indices] = scores
-            elif len(group.indices) == len(logits):
-                logits.copy_(group.pipeline(rows, logits))
-            else:
-                logits[group.indices] = group.pipeline(rows, logits[group.indices])
-        token_ids, processed = super().sample(logits, sampling_metadata, logprobs_mode_override)
-        for indices, drawn in draws:
-            token_ids[indices] = drawn.to(token_ids.dtype)
+            if all(rows.discarded):
+                continue  # processors of the caller may count the tokens they are asked for
+            try:
+                logits, tokens = self._choose(group, rows, logits)
+            except Exception as error:
+                if not group.pipeline.is_private:
+                    raise
+                tokens = self._fail(group, error)
+            if tokens is not None:
+                chosen.append((group.indices, tokens))
+        if len(chosen) == len(self._batch.groups) and not _wants_logprobs(sampling_metadata):
+            token_ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+            processed = None
+        else:
+            token_ids, processed = super().sample(logits, sampling_metadata, logprobs_mode_override)
+        for indices, tokens in chosen:
+            token_ids[indices] = tokens.to(token_ids)
+        for group in self._batch.groups:
+            token_ids[group.guides] = token_ids[group.indices[: len(group.guides)]]
         return token_ids, processed
+
+    def _choose(
+        self, group: Group, rows: Rows, logits: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Process a group's rows of the logits; return all logits, and tokens unless greedy."""
+        assert group.pipeline is not None
+        if group.search is not None:
+            return logits, self._advance(group, rows, logits)
+        is_all = len(group.indices) == len(logits)
+        if group.guides:
+            rows = replace(rows, unguided=logits[group.guides])
+        if group.pipeline.returns_logits:
+            self._keep("logits", group, rows, logits[group.indices])
+        scores = _process(group.pipeline, rows, logits if is_all else logits[group.indices])
+        if group.pipeline.returns_scores:
+            self._keep("scores", group, rows, scores)
+        tokens = draw_tokens(rows, scores) if group.pipeline.do_sample else None
+        if is_all:
+            return scores, tokens
+        logits[group.indices] = scores
+        return logits, tokens
+
+    def _fail(self, group: Group, error: Exception) -> torch.Tensor:
+        """End the request whose own processor or criterion raised `error`; others go on."""
+        req_id = group.search or self._runner.input_batch.req_ids[group.indices[0]]
+        logger.error("hf_compat: a callback of request %s failed", req_id, exc_info=error)
+        self._outputs[req_id] = {"error": f"{type(error).__name__}: {error}"}
+        return torch.zeros(len(group.indices), dtype=torch.int64)
+
+    def _advance(self, group: Group, rows: Rows, logits: torch.Tensor) -> torch.Tensor:
+        """Take a step of a beam search; return the tokens of its rows."""
+        assert group.pipeline is not None
+        assert group.search is not None
+        state = rows.states[0]
+        if state.num_outputs == 0:  # the prompt's only row stands for all beams
+            self._searches[group.search] = self._new_search(state.request, state.known_prompt)
+        search = self._searches[group.search]
+        beams = group.indices
+        if state.num_outputs == 0:
+            beams, rows = beams * search.num_beams, rows.select([0] * search.num_beams)
+        scores = _process(group.pipeline, rows, logits[beams].log_softmax(dim=-1))
+        if group.pipeline.returns_logits:
+            search.keep("logits", logits[beams])
+        if group.pipeline.returns_scores:
+            search.keep("scores", scores)
+        step = search.advance(scores)
+        self._outputs[group.search] = {"beam_step": step}
+        return torch.tensor(step.tokens[: len(group.indices)], device=logits.device)
+
+    def _keep(self, name: str, group: Group, rows: Rows, values: torch.Tensor) -> None:
+        """Make the rows of `values` part of their requests' answers."""
+        req_ids = self._runner.input_batch.req_ids
+        for i, is_discarded, row in zip(
+            group.indices, rows.discarded, values.float().cpu().numpy(), strict=True
+        ):
+            if not is_discarded:
+                self._outputs.setdefault(req_ids[i], {})[name] = row.tobytes()
+
+    def _new_search(self, request: Any, prompt: list[int]) -> BeamSearch:
+        criteria = criteria_of_search(request, self._runner.model_config)
+        return BeamSearch(request, prompt, criteria, self._runner.device)
+
+
+def _wants_logprobs(sampling_metadata: SamplingMetadata) -> bool:
+    return sampling_metadata.max_num_logprobs is not None or bool(
+        sampling_metadata.logprob_token_ids
+    )
 
 
 def _process(pipeline: Pipeline, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
-    """Process the rows of requests that sample; one that HF refuses (NaN) becomes NaN, alone."""
+    """Process rows, perhaps in place; one that HF refuses (NaN) becomes NaN, alone."""
+    if not pipeline.may_refuse:
+        return pipeline(rows, scores)
     try:
         return pipeline(rows, scores.clone())
     except ValueError:

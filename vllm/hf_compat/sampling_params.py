@@ -21,9 +21,12 @@ allowed tokens, structured output) has no counterpart in HF and acts before HF's
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from typing import Any
 
 from transformers import GenerationConfig
 
+from vllm.exceptions import VLLMValidationError
 from vllm.hf_compat.generation_config import merge_generation_config
 from vllm.sampling_params import SamplingParams
 
@@ -31,20 +34,46 @@ SAMPLING_EPS = 1e-5
 """vLLM's own bound below which a temperature means greedy search."""
 
 
-def from_sampling_params(params: SamplingParams, of_model: GenerationConfig) -> GenerationConfig:
+def from_sampling_params(
+    params: SamplingParams, of_model: GenerationConfig, body: Mapping[str, Any] | None = None
+) -> GenerationConfig:
     """Return what `params` ask for in HF's terms.
 
     What ``SamplingParams`` cannot say (``suppress_tokens``, ...) comes from the model, as it does
     in `generate()`; what they can say is theirs alone.
+
+    Args:
+        params: of the request.
+        of_model: the model's ``generation_config``.
+        body: what a client has said in HF's terms (`body.BodyFields`), which wins.
+
+    Raises:
+        VLLMValidationError: HF's reason why `body` cannot be.
     """
     given = copy.deepcopy(of_model)
     given.do_sample = params.temperature >= SAMPLING_EPS
     given.temperature = params.temperature if given.do_sample else None
     given.top_k = max(params.top_k, 0)
     given.top_p = params.top_p
-    given.min_p = params.min_p or None
+    given.min_p = params.min_p
     given.repetition_penalty = params.repetition_penalty
+    given.output_scores = given.output_logits = False  # nobody looks for them
+    if body:
+        _say(given, body)
     return merge_generation_config(given, of_model)
+
+
+def _say(given: GenerationConfig, body: Mapping[str, Any]) -> None:
+    """Set the fields of `body` in `given`, as HF checks and converts them."""
+    fields = {"do_sample": given.do_sample, **body}
+    if body.get("do_sample"):
+        fields.setdefault("temperature", None)  # the model's, not vLLM's default
+    try:
+        checked = GenerationConfig(**fields)
+    except (ValueError, TypeError) as error:
+        raise VLLMValidationError(str(error)) from None
+    for name in fields:
+        setattr(given, name, getattr(checked, name))
 
 
 def turn_off_processors(params: SamplingParams) -> None:

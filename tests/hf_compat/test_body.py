@@ -1,0 +1,118 @@
+"""A body in HF's terms, resolved against the model as `generate()` resolves a GenerationConfig."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import GenerationConfig, LlamaConfig
+
+from vllm.exceptions import VLLMValidationError
+from vllm.hf_compat.body import BODY_KEY, take_body
+from vllm.hf_compat.frontend import Frontend
+from vllm.hf_compat.openai import HFChatCompletionRequest, HFCompletionRequest
+from vllm.hf_compat.request import HFRequest
+from vllm.sampling_params import SamplingParams
+
+OF_MODEL = GenerationConfig(
+    temperature=0.6, top_k=7, top_p=0.9, suppress_tokens=[5], eos_token_id=2, max_new_tokens=33
+)
+# What the server takes from this model's configuration for fields that a body leaves open.
+DEFAULTS = {"temperature": 0.0, "top_k": 7, "top_p": 0.9, "max_tokens": 33}
+
+
+def resolve(prompt_len: int = 4, **body: Any) -> tuple[SamplingParams, HFRequest]:
+    """Return what the engine gets for a body."""
+    frontend = Frontend(OF_MODEL, LlamaConfig(vocab_size=64), max_model_len=256, vocab_size=64)
+    request = HFCompletionRequest(prompt="x", **body)
+    params = request.to_sampling_params(request.max_tokens, DEFAULTS)
+    frontend.check(params)
+    frontend.finish(params, prompt_len)
+    return params, HFRequest.of(params)
+
+
+SAMPLE = {"do_sample": True, "top_k": 7, "top_p": 0.9, "suppress_tokens": [5]}
+
+
+@pytest.mark.parametrize(
+    ("body", "fields"),
+    [
+        ({}, {"suppress_tokens": [5]}),
+        ({"temperature": 0.0}, {"suppress_tokens": [5]}),
+        ({"temperature": 0.8}, {**SAMPLE, "temperature": 0.8}),
+        ({"do_sample": True}, {**SAMPLE, "temperature": 0.6}),
+        ({"do_sample": True, "temperature": 1.0}, SAMPLE),
+        ({"do_sample": True, "top_k": -1, "top_p": 0.5, "temperature": 1.0}, {
+            "do_sample": True, "top_p": 0.5, "suppress_tokens": [5],
+        }),
+        ({"do_sample": True, "temperature": 1.0, "min_p": 0.1}, {**SAMPLE, "min_p": 0.1}),
+        ({"do_sample": False, "temperature": 0.8}, {"suppress_tokens": [5]}),
+        ({"suppress_tokens": [6, 7]}, {"suppress_tokens": [6, 7]}),
+        ({"suppress_tokens": None}, {"suppress_tokens": [5]}),
+        ({"sequence_bias": [[[3, 4], float("-inf")]]}, {
+            "suppress_tokens": [5], "sequence_bias": [[[3, 4], float("-inf")]],
+        }),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_fields(body: dict[str, Any], fields: dict[str, Any]) -> None:
+    assert resolve(**body)[1].fields == fields
+
+
+@pytest.mark.parametrize(
+    ("body", "max_tokens"),
+    [
+        ({}, 16),
+        ({"suppress_tokens": [6]}, 16),
+        ({"max_tokens": 40}, 40),
+        ({"max_new_tokens": 50}, 50),
+        ({"max_new_tokens": 50, "max_tokens": None, "max_length": 9}, 50),
+        ({"max_length": 100}, 33),  # the model's max_new_tokens wins, as in generate()
+    ],
+    ids=str,
+)
+def test_lengths(body: dict[str, Any], max_tokens: int) -> None:
+    params, request = resolve(**body)
+    assert params.max_tokens == max_tokens
+    assert request.max_length == 4 + max_tokens
+
+
+def test_end_of_sequence() -> None:
+    params, request = resolve(eos_token_id=[8, 9], stop_token_ids=[10])
+    assert request.eos_token_ids == [8, 9]
+    assert {params._eos_token_id, *params.stop_token_ids} == {8, 9, 10}
+
+
+def test_nothing_of_the_body_is_left_for_the_engine() -> None:
+    params, _ = resolve(no_repeat_ngram_size=2, vllm_xargs={"mine": 1})
+    assert params.extra_args is not None
+    assert set(params.extra_args) == {"hf_compat", "mine"}
+
+
+def test_a_length_below_min_tokens_is_refused_here() -> None:
+    """The engine's process would end when it verifies the parameters."""
+    with pytest.raises(VLLMValidationError, match="less than or equal to max_tokens=3"):
+        resolve(max_new_tokens=3, min_tokens=5)
+
+
+@pytest.mark.parametrize("limit", ["max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize("length", ["max_new_tokens", "max_length"])
+def test_one_length(limit: str, length: str) -> None:
+    with pytest.raises(VLLMValidationError, match=f"{length} and {limit} both limit the answer"):
+        HFChatCompletionRequest.model_validate({"messages": [], limit: 8, length: 8})
+
+
+def test_number_of_answers() -> None:
+    assert HFCompletionRequest(prompt="x", num_return_sequences=3).n == 3
+    assert HFCompletionRequest(prompt="x", num_return_sequences=3, n=3).n == 3
+    with pytest.raises(VLLMValidationError, match="num_return_sequences and n are both"):
+        HFCompletionRequest(prompt="x", num_return_sequences=3, n=2)
+
+
+@pytest.mark.parametrize("forged", [5, [], {"num_beams": "2"}, {"unknown": 1}, None])
+def test_fields_that_no_body_has_checked(forged: Any) -> None:
+    """Clients of other endpoints can write anything into ``extra_args``."""
+    params = SamplingParams()
+    params.extra_args = {BODY_KEY: forged}
+    with pytest.raises(VLLMValidationError, match=r"^generation_config.*: "):
+        take_body(params)

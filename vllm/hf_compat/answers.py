@@ -1,0 +1,174 @@
+"""From tokens to answers: HF's stopping criteria, scores and logits, and beams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from vllm.hf_compat.request import HFRequest
+from vllm.hf_compat.stopping import stop_like_hf
+from vllm.outputs import CompletionOutput
+from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+
+if TYPE_CHECKING:
+    from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest
+    from vllm.v1.engine.output_processor import RequestState
+
+_TENSORS = ("scores", "logits")
+
+
+@dataclass
+class HFOutput(CompletionOutput):
+    """A sequence with what HF's ``GenerateOutput`` has besides tokens.
+
+    Attributes:
+        sequences_score: of a beam, HF's ``sequences_scores``: the sum of its processed
+            log-probabilities, divided by its length to the power of ``length_penalty``.
+        scores: float32 [num_tokens, vocab_size] after all processors, of which each token was
+            chosen, if ``output_scores`` was set; of beams, log-probabilities.
+        logits: float32 [num_tokens, vocab_size] of the model, if ``output_logits`` was set.
+    """
+
+    sequences_score: float | None = None
+    scores: np.ndarray | None = None
+    logits: np.ndarray | None = None
+
+
+def compute_transition_scores(output: HFOutput, *, normalize_logits: bool = False) -> np.ndarray:
+    """Return the score of each token of a sequence (``GenerationMixin.compute_transition_scores``).
+
+    Args:
+        output: of a request with ``output_scores=True``.
+        normalize_logits: make log-probabilities of the scores first.
+
+    Returns:
+        float32 [num_tokens].
+
+    Raises:
+        ValueError: the request did not ask for scores.
+    """
+    scores = getattr(output, "scores", None)
+    if scores is None:
+        raise ValueError("This answer has no scores: set output_scores=True in its request.")
+    values = torch.from_numpy(scores)
+    if normalize_logits:
+        values = values.log_softmax(dim=-1)
+    tokens = torch.tensor(list(output.token_ids))[:, None]
+    return values.gather(1, tokens)[:, 0].numpy()
+
+
+class _BeamDetokenizer(IncrementalDetokenizer):
+    """Makes the text of several sequences; itself, it has the best one."""
+
+    def __init__(self, request: EngineCoreRequest, tokenizer: Any) -> None:
+        self._request = request
+        self._tokenizer = tokenizer
+        self._best = self.new()
+
+    def new(self) -> IncrementalDetokenizer:
+        return IncrementalDetokenizer.from_new_request(self._tokenizer, self._request)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self._best.output_token_ids
+
+    def num_output_tokens(self) -> int:
+        return self._best.num_output_tokens()
+
+    def update(self, new_token_ids: list[int], stop_terminated: bool) -> str | None:
+        return self._best.update(new_token_ids, stop_terminated)
+
+    def get_next_output_text(self, finished: bool, delta: bool) -> str:
+        return self._best.get_next_output_text(finished, delta)
+
+    def output(self, index: int, beam: dict[str, Any]) -> HFOutput:
+        """Return the sequence that came at this place."""
+        hf_request = HFRequest.of(self._request.sampling_params)
+        token_ids = list(beam["token_ids"])
+        is_cut = len(token_ids) == hf_request.max_length - hf_request.prompt_len
+        ended = not is_cut or token_ids[-1] in hf_request.eos_token_ids
+        detokenizer = self.new()
+        detokenizer.update(token_ids, stop_terminated=ended)
+        return HFOutput(
+            index=index,
+            text=detokenizer.get_next_output_text(finished=True, delta=False),
+            token_ids=token_ids,
+            cumulative_logprob=None,
+            logprobs=None,
+            finish_reason="stop" if ended else "length",
+            sequences_score=beam["score"],
+            **_arrays({name: [beam[name]] for name in _TENSORS if name in beam}, len(token_ids)),
+        )
+
+
+def detokenizer_for(
+    detokenizer: IncrementalDetokenizer, request: EngineCoreRequest, tokenizer: Any
+) -> IncrementalDetokenizer:
+    """Return what turns a request's tokens into text and ends it: `detokenizer` if vLLM's rules do.
+
+    Args:
+        detokenizer: of the request, made by vLLM.
+        request: with its parameters.
+        tokenizer: of the model; None if the request wants no text.
+    """
+    if HFRequest.of(request.sampling_params).num_beams > 1:
+        return _BeamDetokenizer(request, tokenizer)
+    return stop_like_hf(detokenizer, request, tokenizer)
+
+
+def collect(state: RequestState, answer: EngineCoreOutput) -> None:
+    """Keep what an output of the engine carries besides tokens.
+
+    Args:
+        state: of the request.
+        answer: the output.
+    """
+    if answer.hf_compat is None:
+        return
+    collected: dict[str, list[Any]] = vars(state).setdefault("hf_compat", {})
+    for name, value in answer.hf_compat.items():
+        collected.setdefault(name, []).append(value)
+
+
+def with_tensors(state: RequestState, output: CompletionOutput) -> CompletionOutput:
+    """Return `output` with the scores and logits that were collected; itself without any.
+
+    Args:
+        state: of the request.
+        output: what vLLM made of its tokens.
+    """
+    collected = getattr(state, "hf_compat", {})
+    found = {name: collected[name] for name in _TENSORS if name in collected}
+    if not found:
+        return output
+    given = {field.name: getattr(output, field.name) for field in fields(CompletionOutput)}
+    num_tokens = len(output.token_ids)
+    return HFOutput(**given, **_arrays(found, num_tokens))
+
+
+def with_beams(state: RequestState, outputs: list[CompletionOutput]) -> list[CompletionOutput]:
+    """Return the sequences of a beam search that has ended, best first; else `outputs`.
+
+    Args:
+        state: of the request.
+        outputs: what vLLM made of its tokens.
+    """
+    beams = getattr(state, "hf_compat", {}).get("beams")
+    if beams is None:
+        return outputs
+    assert isinstance(state.detokenizer, _BeamDetokenizer)
+    return [state.detokenizer.output(i, beam) for i, beam in enumerate(beams[-1])]
+
+
+def _arrays(found: dict[str, list[bytes]], num_tokens: int) -> dict[str, Any]:
+    """Return the float32 [num_tokens, vocab_size] that came in one piece, or row by row."""
+    return {name: _array(b"".join(rows), len(rows), num_tokens) for name, rows in found.items()}
+
+
+def _array(data: bytes, num_pieces: int, num_tokens: int) -> np.ndarray:
+    values = np.frombuffer(data, dtype=np.float32).copy()
+    # The engine may have computed some rows beyond the end of the answer.
+    return values.reshape(num_tokens if num_pieces == 1 else num_pieces, -1)[:num_tokens]

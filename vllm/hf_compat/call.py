@@ -1,0 +1,216 @@
+"""A `generate()` call: a ``GenerationConfig`` and what HF takes beside it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import torch
+from transformers import GenerationConfig
+from transformers.generation import LogitsProcessor, StoppingCriteria
+
+from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from vllm.entrypoints.llm import LLM
+
+PrefixFunction = Callable[[int, torch.Tensor], list[int]]
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """What runs in the worker, on a copy of its own for each request.
+
+    Attributes:
+        logits_processor: HF's argument of that name.
+        prefix_allowed_tokens_fn: likewise.
+        stopping_criteria: of beams, likewise.
+    """
+
+    logits_processor: list[LogitsProcessor] = field(default_factory=list)
+    prefix_allowed_tokens_fn: PrefixFunction | None = None
+    stopping_criteria: list[StoppingCriteria] = field(default_factory=list)
+
+    def pack(self) -> bytes | None:
+        """Return the callbacks for the way to the worker; None if there are none.
+
+        Raises:
+            VLLMValidationError: one of them cannot be pickled.
+        """
+        if self == Callbacks():
+            return None
+        try:
+            return cloudpickle.dumps(self)
+        except Exception as error:  # whatever the user's objects raise
+            raise VLLMValidationError(
+                "A caller's processors and callbacks run in the worker's process, and "
+                f"one of these cannot be pickled ({error}): leave out what it holds open (files, "
+                "locks, models)."
+            ) from None
+
+    @classmethod
+    def unpack(cls, packed: bytes | None) -> Callbacks:
+        """Return a copy of what `pack` packed."""
+        callbacks = cloudpickle.loads(packed) if packed else cls()
+        assert isinstance(callbacks, cls)
+        return callbacks
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place of a prompt in an HF batch, which shares one generator and has one length.
+
+    Attributes:
+        row: of the first sequence of this prompt, in prompts.
+        num_rows: prompts in the batch.
+        left_padding: how many padding tokens HF has before this prompt.
+        pad_token_id: of the padding; None takes the configuration's.
+    """
+
+    row: int = 0
+    num_rows: int = 1
+    left_padding: int = 0
+    pad_token_id: int | None = None
+
+
+@dataclass(frozen=True)
+class GenerateCall:
+    """What `generate()` is called with besides a prompt.
+
+    Attributes:
+        config: unset fields come from the model; None for all of them.
+        seed: of ``torch.manual_seed`` before the call.
+        callbacks: for the worker.
+        stopping_criteria: HF's argument of that name; they run in the accepting process.
+        negative_prompt_ids: HF's argument of that name, for ``guidance_scale``.
+        place: in an HF batch.
+    """
+
+    config: GenerationConfig | None = None
+    seed: int | None = None
+    callbacks: Callbacks = field(default_factory=Callbacks)
+    stopping_criteria: list[StoppingCriteria] = field(default_factory=list)
+    negative_prompt_ids: list[int] | None = None
+    place: Place = field(default_factory=Place)
+
+    @classmethod
+    def of(cls, given: GenerateCall | GenerationConfig | None) -> GenerateCall:
+        """Return a call with this configuration, whose attribute ``seed`` is the seed."""
+        if isinstance(given, GenerateCall):
+            return given
+        return cls(config=given, seed=getattr(given, "seed", None))
+
+    def updated(self, arguments: dict[str, Any]) -> GenerateCall:
+        """Return the call with more of `generate()`'s keyword arguments.
+
+        Raises:
+            VLLMValidationError: HF refuses their values, or they are not arguments of
+                `generate()` that can be honoured.
+        """
+        arguments = dict(arguments)
+        callbacks = Callbacks(
+            list(arguments.pop("logits_processor", None) or []),
+            arguments.pop("prefix_allowed_tokens_fn", None),
+        )
+        criteria = list(arguments.pop("stopping_criteria", None) or [])
+        seed = arguments.pop("seed", self.seed)
+        negative = _token_ids(arguments.pop("negative_prompt_ids", None))
+        config = copy.deepcopy(self.config) if self.config is not None else GenerationConfig()
+        try:
+            unknown = config.update(**arguments)
+        except ValueError as error:
+            raise VLLMValidationError(str(error)) from None
+        if unknown:
+            raise VLLMValidationError(
+                f"generate() has no argument {sorted(unknown)[0]!r} that hf_compat honours: give "
+                "the fields of a GenerationConfig, seed, as_batch, logits_processor, "
+                "prefix_allowed_tokens_fn or stopping_criteria."
+            )
+        return replace(
+            self,
+            config=config,
+            seed=seed,
+            callbacks=callbacks,
+            stopping_criteria=criteria,
+            negative_prompt_ids=negative,
+        )
+
+
+def params_of_call(
+    llm: LLM, prompts: Any, given: Any, arguments: dict[str, Any]
+) -> SamplingParams | list[SamplingParams]:
+    """Return the parameters of ``llm.generate(prompts, given, **arguments)``.
+
+    Args:
+        llm: the engine.
+        prompts: as in ``LLM.generate``.
+        given: None, a ``GenerationConfig``, or one for each prompt.
+        arguments: keyword arguments of HF's `generate()`, ``seed`` and ``as_batch``.
+
+    Raises:
+        TypeError: without hf_compat, as upstream would.
+        VLLMValidationError: they cannot be honoured.
+    """
+    frontend = llm.input_processor.hf_compat
+    if frontend is None:
+        raise TypeError(
+            f"LLM.generate() got the argument {sorted(arguments)[0]!r} of Transformers' "
+            "generate(), which needs LLM(..., hf_compat=True)."
+        )
+    each = given if isinstance(given, Sequence) else [given]
+    if not all(config is None or isinstance(config, GenerationConfig) for config in each):
+        raise VLLMValidationError(
+            "Keyword arguments of generate() complete a GenerationConfig: give them with one, or "
+            "alone, or set the fields of the SamplingParams."
+        )
+    arguments = dict(arguments)
+    as_batch = arguments.pop("as_batch", False)
+    calls = [GenerateCall.of(config).updated(arguments) for config in each]
+    if as_batch:
+        calls = _placed(llm, prompts, calls)
+    params = [frontend.to_sampling_params(call) for call in calls]
+    return params if isinstance(given, Sequence) or as_batch else params[0]
+
+
+def _placed(llm: LLM, prompts: Any, calls: list[GenerateCall]) -> list[GenerateCall]:
+    """Give each prompt its place in an HF batch of all of them."""
+    single = isinstance(prompts, str | dict) or (prompts and isinstance(prompts[0], int))
+    prompts = [prompts] if single else prompts
+    tokenizer = llm.get_tokenizer()
+    lengths = [_num_tokens(tokenizer, prompt) for prompt in prompts]
+    if len(calls) == 1:
+        calls = calls * len(lengths)
+    return [
+        replace(call, place=Place(i, len(lengths), max(lengths) - length, tokenizer.pad_token_id))
+        for i, (call, length) in enumerate(zip(calls, lengths, strict=True))
+    ]
+
+
+def _token_ids(negative_prompt: Any) -> list[int] | None:
+    """Return one prompt's ids, which HF takes as a tensor of one row."""
+    if negative_prompt is None:
+        return None
+    if isinstance(negative_prompt, torch.Tensor):
+        negative_prompt = negative_prompt.tolist()
+    if negative_prompt and isinstance(negative_prompt[0], list):
+        (negative_prompt,) = negative_prompt if len(negative_prompt) == 1 else (None,)
+    if not negative_prompt or not all(isinstance(token, int) for token in negative_prompt):
+        raise VLLMValidationError(
+            "negative_prompt_ids must be the token ids of one prompt, which serves for all prompts "
+            "of the call: call generate() once for each of several."
+        )
+    return list(negative_prompt)
+
+
+def _num_tokens(tokenizer: Any, prompt: Any) -> int:
+    if isinstance(prompt, dict):
+        prompt = prompt.get("prompt_token_ids", prompt.get("prompt"))
+    if isinstance(prompt, str):
+        return len(tokenizer(prompt)["input_ids"])
+    if isinstance(prompt, Sequence):
+        return len(prompt)
+    raise VLLMValidationError("as_batch needs prompts of text or token ids.")
