@@ -16,8 +16,6 @@ division; that is checked first. Run it in the environment in which the distribu
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -28,6 +26,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.machine import environment, wait_for_gpu
 from vllm import fork_ops
 from vllm.fork_ops import library
 from vllm.v1.sample.ops.penalties import apply_all_penalties
@@ -122,12 +121,6 @@ def time_once(step: Callable[[torch.Tensor], torch.Tensor], logits: torch.Tensor
     return time.perf_counter() - start
 
 
-def wait_for_gpu(logits: torch.Tensor) -> None:
-    """Wait for what is queued on the GPU that holds `logits`, if one does."""
-    if logits.is_cuda:
-        torch.cuda.synchronize(logits.device)
-
-
 def measure(case: Case, steps: int, history: int) -> Result:
     """Time ``steps`` steps of each side, alternately, on fresh logits."""
     sides = {"upstream": case.upstream_step, "fork": case.fork_step}
@@ -157,18 +150,11 @@ def show(results: list[Result], title: str) -> None:
     Console().print(table)
 
 
-def environment(device: torch.device) -> dict[str, object]:
-    """What the numbers depend on."""
+def kernel_environment(device: torch.device) -> dict[str, object]:
+    """What the numbers depend on, the kernel's own build included."""
     compiled = library.load()
-    return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "cpu": platform.processor() or platform.machine(),
-        "cpus": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "compiled": compiled,
-        "cpu_isa": torch.ops.vllm_fork.cpu_isa() if compiled else None,
-    }
+    cpu_isa = torch.ops.vllm_fork.cpu_isa() if compiled else None
+    return {**environment(device), "compiled": compiled, "cpu_isa": cpu_isa}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -197,7 +183,10 @@ def main() -> None:
     )
     show(results, title)
     if arguments.json:
-        report = {"environment": environment(device), "results": [asdict(r) for r in results]}
+        report = {
+            "environment": kernel_environment(device),
+            "results": [asdict(r) for r in results],
+        }
         arguments.json.write_text(json.dumps(report, indent=2) + "\n")
 
 

@@ -18,7 +18,6 @@ import argparse
 import itertools
 import json
 import os
-import platform
 import statistics
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -35,6 +34,7 @@ from rich.table import Table
 from tqdm.auto import tqdm
 from transformers import GenerationConfig, LlamaConfig
 
+from benchmarks.machine import environment, wait_for_gpu
 from vllm import SamplingParams
 from vllm.hf_compat.frontend import Frontend
 from vllm.hf_compat.sampler import HFSampler
@@ -229,7 +229,6 @@ def _input_batch(size: int, vocab: int, max_len: int, device: torch.device) -> I
         max_num_batched_tokens=max_len,
         device=device,
         vocab_size=vocab,
-        has_tokenizer=True,
         block_sizes=[BLOCK_SIZE],
         max_num_blocks_per_req=[max_len // BLOCK_SIZE + 1],
         logitsprocs=build_logitsprocs(config, device, False, False),
@@ -278,12 +277,6 @@ def time_once(side: Side, logits: torch.Tensor) -> float:
     return seconds
 
 
-def wait_for_gpu(logits: torch.Tensor) -> None:
-    """Wait for what is queued on the GPU that holds `logits`, if one does."""
-    if logits.is_cuda:
-        torch.cuda.synchronize(logits.device)
-
-
 def measure(name: str, size: int, vocab: int, arguments: argparse.Namespace) -> Result:
     """Time the steps of both sides, alternately, on the same logits."""
     device = torch.device(arguments.device)
@@ -329,17 +322,6 @@ def show(results: list[Result], title: str) -> None:
             "" if result.ratio is None else f"{result.ratio:.2f}",
         )
     Console().print(table)
-
-
-def environment(device: torch.device) -> dict[str, object]:
-    """What the numbers depend on."""
-    return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "cpu": platform.processor() or platform.machine(),
-        "cpus": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-    }
 
 
 def parse_arguments() -> argparse.Namespace:

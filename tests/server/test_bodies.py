@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from tests.conftest import MODEL
-from tests.reference import generate, prompt_texts
+from tests.reference import equal_to_the_end, generate, prompt_texts
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
@@ -245,8 +245,7 @@ def test_more_than_one_row(
     answers: list[Any] = [choice.to_dict()["token_ids"] for choice in response.choices]
     assert [choice.index for choice in response.choices] == list(range(count))
     for row, answer in zip(rows, answers, strict=True):
-        assert answer == row[: len(answer)]
-        assert set(row[len(answer) :]) <= {tokenizer.eos_token_id, tokenizer.pad_token_id}
+        assert equal_to_the_end(answer, row, {tokenizer.eos_token_id, tokenizer.pad_token_id})
 
 
 def test_beams_are_not_streamed(client: openai.OpenAI) -> None:

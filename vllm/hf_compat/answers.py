@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from vllm.hf_compat.request import HFRequest
-from vllm.hf_compat.stopping import stop_like_hf
+from vllm.hf_compat.stopping import WrappedDetokenizer, stop_like_hf
 from vllm.outputs import CompletionOutput
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
@@ -60,29 +60,16 @@ def compute_transition_scores(output: HFOutput, *, normalize_logits: bool = Fals
     return values.gather(1, tokens)[:, 0].numpy()
 
 
-class _BeamDetokenizer(IncrementalDetokenizer):
+class _BeamDetokenizer(WrappedDetokenizer):
     """Makes the text of several sequences; itself, it has the best one."""
 
     def __init__(self, request: EngineCoreRequest, tokenizer: Any) -> None:
         self._request = request
         self._tokenizer = tokenizer
-        self._best = self.new()
+        super().__init__(self.new())
 
     def new(self) -> IncrementalDetokenizer:
         return IncrementalDetokenizer.from_new_request(self._tokenizer, self._request)
-
-    @property
-    def output_token_ids(self) -> list[int]:
-        return self._best.output_token_ids
-
-    def num_output_tokens(self) -> int:
-        return self._best.num_output_tokens()
-
-    def update(self, new_token_ids: list[int], stop_terminated: bool) -> str | None:
-        return self._best.update(new_token_ids, stop_terminated)
-
-    def get_next_output_text(self, finished: bool, delta: bool) -> str:
-        return self._best.get_next_output_text(finished, delta)
 
     def output(self, index: int, beam: dict[str, Any]) -> HFOutput:
         """Return the sequence that came at this place."""

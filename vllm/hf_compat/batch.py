@@ -26,8 +26,6 @@ from vllm.hf_compat.row_ids import GUIDE, row_id, split_row_id
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
-_NO_SLOT = -1  # row of a request without state; the ops skip it
-
 
 @dataclass(eq=False, slots=True)
 class RequestState:

@@ -127,8 +127,6 @@ class Pipeline:
         if kind is hf.EncoderRepetitionPenaltyLogitsProcessor:
             self.reads_prompt = True
             return partial(_penalize_prompt, processor.penalty)
-        if kind is hf.NoRepeatNGramLogitsProcessor:
-            return partial(_with_tokens, processor)
         self.reads_tokens = True
         if kind is hf.EncoderNoRepeatNGramLogitsProcessor:
             return partial(_without_ngrams_of_prompt, processor.ngram_size)

@@ -131,7 +131,8 @@ class HFSampler(Sampler):
         for indices, tokens in chosen:
             token_ids[indices] = tokens.to(token_ids)
         for group in self._batch.groups:
-            token_ids[group.guides] = token_ids[group.indices[: len(group.guides)]]
+            if group.guides:
+                token_ids[group.guides] = token_ids[group.indices]
         return token_ids, processed
 
     def _choose(

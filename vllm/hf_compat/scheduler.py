@@ -101,6 +101,12 @@ class _RowScheduling(_Base):
         if self._num_rows:
             self._set_tokens_aside()
         output = super().schedule(throttle_prefills)
+        if self._num_rows:
+            self._send_rows(output)
+        return output
+
+    def _send_rows(self, output: SchedulerOutput) -> None:
+        """Let the workers have all rows of this step's requests, and forget those of ended ones."""
         manager = self.kv_cache_manager
         for request_id in [*output.finished_req_ids]:
             self._num_rows.pop(request_id, None)
@@ -114,13 +120,12 @@ class _RowScheduling(_Base):
         for request_id in [*manager.guides.keys() & output.num_scheduled_tokens.keys()]:
             if not self.requests[request_id].is_prefill_chunk:
                 self._add_guide(output, request_id)
-        return output
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
         super()._update_after_schedule(scheduler_output)
-        for request_id in scheduler_output.num_scheduled_tokens:
+        for request_id in self._num_rows.keys() & scheduler_output.num_scheduled_tokens.keys():
             request = self.requests[request_id]
-            if request_id in self._num_rows and not request.is_prefill_chunk:
+            if not request.is_prefill_chunk:
                 request.next_decode_eligible_step = _NEVER  # until its outcome is known
 
     def _add_beams(self, output: SchedulerOutput, request_id: str) -> None:
@@ -186,6 +191,8 @@ class _RowScheduling(_Base):
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for request in awaited:
             request.next_decode_eligible_step = 0
+        if not current:
+            return outputs
         answers = {answer.request_id: answer for one in outputs.values() for answer in one.outputs}
         for request_id, (request, one) in current.items():
             self._answer(request, one, answers[request_id])

@@ -7,6 +7,7 @@ vLLM ends one at a stop string; what the engine computed beyond is dropped.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,13 +63,8 @@ class Stopping:
             tokenizer: of the model.
             arrival_time: when the request came, in seconds since the epoch.
         """
-        found = StoppingCriteriaList()
-        if self._max_time is not None:
-            found.append(MaxTimeCriteria(self._max_time, initial_timestamp=arrival_time))
-        if self._stop_strings is not None:
-            found.append(StopStringCriteria(tokenizer, self._stop_strings))
-        found.extend(self._custom)
-        return found
+        found = _criteria(self._max_time, arrival_time, self._stop_strings, lambda: tokenizer)
+        return StoppingCriteriaList([*found, *self._custom])
 
 
 def criteria_of_search(request: HFRequest, model_config: ModelConfig) -> list[StoppingCriteria]:
@@ -78,13 +74,28 @@ def criteria_of_search(request: HFRequest, model_config: ModelConfig) -> list[St
         request: of the search.
         model_config: names the tokenizer.
     """
-    found: list[StoppingCriteria] = []
-    if (max_time := request.fields.get("max_time")) is not None:
-        found.append(MaxTimeCriteria(max_time))
-    if (stop_strings := request.fields.get("stop_strings")) is not None:
-        tokenizer: Any = cached_tokenizer_from_config(model_config)
-        found.append(StopStringCriteria(tokenizer, stop_strings))
+    found = _criteria(
+        request.fields.get("max_time"),
+        None,
+        request.fields.get("stop_strings"),
+        lambda: cached_tokenizer_from_config(model_config),
+    )
     return [*found, *Callbacks.unpack(request.pickled).stopping_criteria]
+
+
+def _criteria(
+    max_time: float | None,
+    start: float | None,
+    stop_strings: str | list[str] | None,
+    tokenizer: Callable[[], Any],
+) -> list[StoppingCriteria]:
+    """Return HF's criteria of a configuration; the time counts from now if it has no start."""
+    found: list[StoppingCriteria] = []
+    if max_time is not None:
+        found.append(MaxTimeCriteria(max_time, initial_timestamp=start))
+    if stop_strings is not None:
+        found.append(StopStringCriteria(tokenizer(), stop_strings))
+    return found
 
 
 def stop_like_hf(
@@ -107,7 +118,35 @@ def stop_like_hf(
     )
 
 
-class StoppingDetokenizer(IncrementalDetokenizer):
+class WrappedDetokenizer(IncrementalDetokenizer):
+    """Passes everything on to another detokenizer.
+
+    Args:
+        inner: makes the text.
+    """
+
+    def __init__(self, inner: IncrementalDetokenizer) -> None:
+        self._inner = inner
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """All tokens of the answer so far."""
+        return self._inner.output_token_ids
+
+    def num_output_tokens(self) -> int:
+        """How many they are."""
+        return self._inner.num_output_tokens()
+
+    def update(self, new_token_ids: list[int], stop_terminated: bool) -> str | None:
+        """Take new tokens, as ``IncrementalDetokenizer.update``."""
+        return self._inner.update(new_token_ids, stop_terminated)
+
+    def get_next_output_text(self, finished: bool, delta: bool) -> str:
+        """The text so far, as ``IncrementalDetokenizer.get_next_output_text``."""
+        return self._inner.get_next_output_text(finished, delta)
+
+
+class StoppingDetokenizer(WrappedDetokenizer):
     """A detokenizer that asks HF's criteria after each token.
 
     Args:
@@ -119,18 +158,9 @@ class StoppingDetokenizer(IncrementalDetokenizer):
     def __init__(
         self, inner: IncrementalDetokenizer, criteria: StoppingCriteriaList, prompt: list[int]
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._criteria = criteria
         self._input_ids = torch.tensor([prompt], dtype=torch.int64)
-
-    @property
-    def output_token_ids(self) -> list[int]:
-        """All tokens of the answer so far."""
-        return self._inner.output_token_ids
-
-    def num_output_tokens(self) -> int:
-        """How many they are."""
-        return self._inner.num_output_tokens()
 
     def update(self, new_token_ids: list[int], stop_terminated: bool) -> str | None:
         """Take new tokens; return the name of the criterion that ends the answer, if one does.
@@ -153,10 +183,6 @@ class StoppingDetokenizer(IncrementalDetokenizer):
         except Exception as error:  # whatever the caller's objects raise
             logger.exception("hf_compat: a stopping criterion failed")
             return f"{type(criterion).__name__} failed: {type(error).__name__}: {error}"
-
-    def get_next_output_text(self, finished: bool, delta: bool) -> str:
-        """The text so far, as ``IncrementalDetokenizer.get_next_output_text``."""
-        return self._inner.get_next_output_text(finished, delta)
 
 
 def _reason(criterion: StoppingCriteria) -> str:
