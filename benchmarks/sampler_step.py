@@ -199,7 +199,9 @@ class Side:
                 max_model_len=max_len,
                 device=device,
                 model_config=SimpleNamespace(
-                    get_vocab_size=lambda: vocab, hf_config=LlamaConfig(vocab_size=vocab)
+                    get_vocab_size=lambda: vocab,
+                    hf_config=LlamaConfig(vocab_size=vocab),
+                    dtype=torch.float32,
                 ),
                 input_batch=self.batch,
                 requests={request.req_id: request for request in requests},

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.engines import MODEL, bundled_engine
 
 # Before anything imports Transformers or vLLM: nothing is downloaded, nothing is reported.
 os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR")
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from vllm import LLM
-
-ROOT = Path(__file__).resolve().parent.parent
-MODEL = ROOT / "models" / "tiny-python-llama"
 
 
 @pytest.fixture(scope="session")
@@ -40,18 +38,5 @@ def hf_model() -> PreTrainedModel:
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[LLM]:
-    """The bundled model in vLLM with hf_compat, float32, short enough chunks to split prompts."""
-    from vllm import LLM
-
-    llm = LLM(
-        str(MODEL),
-        dtype="float32",
-        hf_compat=True,
-        max_model_len=1024,
-        max_num_batched_tokens=256,
-        enforce_eager=True,
-        kv_cache_memory_bytes=1 << 29,
-        disable_log_stats=False,
-    )
-    yield llm
-    llm.llm_engine.engine_core.shutdown()
+    with bundled_engine() as llm:
+        yield llm

@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "../portable/mt19937.h"
 #include "../portable/seen_mask.h"
 
 namespace vllm_fork {
@@ -13,6 +14,7 @@ using torch::headeronly::ScalarType;
 
 constexpr const char* kMark = "mark_seen_tokens";
 constexpr const char* kApply = "apply_repetition_penalty";
+constexpr const char* kDraw = "draw_tokens";
 
 // A std::runtime_error becomes Python's RuntimeError. STD_TORCH_CHECK would do the same, but puts
 // the source file's path and line before the sentence.
@@ -77,15 +79,18 @@ void check_seen(const char* op, const Tensor& seen) {
   check_contiguous(op, "seen", seen);
 }
 
+void check_float_rows(const char* op, const char* name, const Tensor& tensor) {
+  check_dtype(op, name, tensor, ScalarType::Float);
+  check_dim(op, name, tensor, 2);
+  check(tensor.size(1) <= 1 || tensor.stride(1) == 1, op, ": the last dimension of ", name,
+        " must be contiguous, but has stride ", tensor.stride(1), ".");
+}
+
 // Rows may lie apart (a slice of a wider buffer) but not on top of each other.
 void check_logits(const Tensor& logits) {
-  check_dtype(kApply, "logits", logits, ScalarType::Float);
-  check_dim(kApply, "logits", logits, 2);
+  check_float_rows(kApply, "logits", logits);
   const int64_t rows = logits.size(0);
   const int64_t vocab = logits.size(1);
-  check(vocab <= 1 || logits.stride(1) == 1, kApply,
-        ": the last dimension of logits must be contiguous, but has stride ", logits.stride(1),
-        ".");
   check(rows <= 1 || logits.stride(0) >= vocab, kApply,
         ": the rows of logits must not overlap, but their stride is ", logits.stride(0), " for ",
         vocab, " tokens.");
@@ -120,6 +125,23 @@ void check_apply_repetition_penalty(const Tensor& logits, const Tensor& seen, co
   check_length(kApply, "penalties", penalties, logits.size(0), "rows of logits");
 }
 
+void check_draw_tokens(const Tensor& probs, const Tensor& states, const Tensor& slots,
+                       const Tensor& offsets) {
+  check_dtype(kDraw, "states", states, ScalarType::Int);
+  check_dim(kDraw, "states", states, 2);
+  check_contiguous(kDraw, "states", states);
+  check(states.size(1) == kMtStateWords, kDraw, ": states must have ", kMtStateWords,
+        " words a row, but has ", states.size(1), ".");
+  check_float_rows(kDraw, "probs", probs);
+  check_same_device(kDraw, "probs", probs, states);
+  check_dtype(kDraw, "slots", slots, ScalarType::Int);
+  check_vector(kDraw, "slots", slots, states);
+  check_length(kDraw, "slots", slots, probs.size(0), "rows of probs");
+  check_dtype(kDraw, "offsets", offsets, ScalarType::Long);
+  check_vector(kDraw, "offsets", offsets, states);
+  check_length(kDraw, "offsets", offsets, probs.size(0), "rows of probs");
+}
+
 void check_slot(const char* op, int64_t index, int64_t slot, int64_t num_slots) {
   check(slot < num_slots, op, ": slots[", index, "] is ", slot, ", but seen has ", num_slots,
         " rows.");
@@ -132,6 +154,21 @@ void check_token(int64_t index, int64_t token, int64_t num_words) {
 
 void check_penalty(int64_t index, float penalty) {
   check(penalty > 0.0f, kApply, ": penalties[", index, "] must be above 0, but is ", penalty, ".");
+}
+
+void check_state_slot(int64_t index, int64_t slot, int64_t num_states) {
+  check(slot < num_states, kDraw, ": slots[", index, "] is ", slot, ", but states has ",
+        num_states, " rows.");
+}
+
+void check_offset(int64_t index, int64_t offset, int64_t first_free) {
+  check(offset >= first_free, kDraw, ": offsets[", index, "] is ", offset,
+        ", but the numbers before ", first_free, " are behind its state or another row's.");
+}
+
+void check_position(int64_t slot, int64_t position) {
+  check(position >= 1 && position <= kMtNumbers, kDraw, ": states[", slot,
+        "] must have a position in 1..", kMtNumbers, ", but has ", position, ".");
 }
 
 }  // namespace vllm_fork

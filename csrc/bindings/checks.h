@@ -16,9 +16,16 @@ void check_mark_seen_tokens(const Tensor& seen, const Tensor& slots, const Tenso
 void check_apply_repetition_penalty(const Tensor& logits, const Tensor& seen, const Tensor& slots,
                                     const Tensor& penalties);
 
+// The arguments of draw_tokens: see the op's schema.
+void check_draw_tokens(const Tensor& probs, const Tensor& states, const Tensor& slots,
+                       const Tensor& offsets);
+
 // For the CPU, where values can be looked at before anything is written.
 void check_slot(const char* op, int64_t index, int64_t slot, int64_t num_slots);
 void check_token(int64_t index, int64_t token, int64_t num_words);
 void check_penalty(int64_t index, float penalty);
+void check_state_slot(int64_t index, int64_t slot, int64_t num_states);
+void check_offset(int64_t index, int64_t offset, int64_t first_free);
+void check_position(int64_t slot, int64_t position);
 
 }  // namespace vllm_fork

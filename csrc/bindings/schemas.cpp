@@ -1,4 +1,5 @@
-// The ops of torch.ops.vllm_fork. Python documents them: vllm/fork_ops/seen_tokens.py.
+// The ops of torch.ops.vllm_fork. Python documents them: vllm/fork_ops/seen_tokens.py and
+// vllm/fork_ops/multinomial.py.
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(vllm_fork, library) {
@@ -6,5 +7,7 @@ STABLE_TORCH_LIBRARY(vllm_fork, library) {
   library.def(
       "apply_repetition_penalty(Tensor(a!) logits, Tensor seen, Tensor slots, Tensor penalties, "
       "bool reciprocal) -> ()");
+  library.def(
+      "draw_tokens(Tensor probs, Tensor(a!) states, Tensor slots, Tensor offsets) -> Tensor");
   library.def("cpu_isa() -> str");
 }

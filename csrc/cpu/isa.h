@@ -1,6 +1,7 @@
 // Which instruction set the CPU kernels use: chosen once, at run time.
 #pragma once
 
+#include "draw_row.h"
 #include "penalize_row.h"
 
 namespace vllm_fork {
@@ -9,6 +10,8 @@ struct Isa {
   const char* name;  // "avx512", "avx2" or "scalar"
   bool (*is_supported)();
   PenalizeRow penalize_row;
+  DrawRow draw_row;
+  SkipNumbers skip_numbers;
 };
 
 // The best instruction set of this CPU, or the one that VLLM_FORK_CPU_ISA names. The choice is

@@ -26,8 +26,8 @@ from distribution.kernels import LIBRARY
 from distribution.pins import Pin, load_pin
 from distribution.pristine import build_folder
 from distribution.series import load_series, patched_files
-from tests.conftest import ROOT
 from tests.distribution.fake_repository import identities, write_files
+from tests.engines import ROOT
 
 SOURCES = ("distribution", "csrc", "patches", "vllm", "setup.py", "pyproject.toml",
            "upstream.toml", "README.md", "LICENSE", "NOTICE")  # fmt: skip

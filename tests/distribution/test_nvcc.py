@@ -14,8 +14,8 @@ from distribution.build_backend import get_requires_for_build_wheel
 from distribution.errors import DistributionError
 from distribution.kernels import build_library
 from distribution.nvcc import PACKAGES, linker_environment, nvcc
-from tests.conftest import ROOT
 from tests.distribution.fake_repository import write_program
+from tests.engines import ROOT
 
 RELEASE_13 = "echo 'Cuda compilation tools, release 13.0, V13.0.88'"
 RELEASE_12 = "echo 'Cuda compilation tools, release 12.9, V12.9.13'"

@@ -11,7 +11,6 @@ from distribution.patches import MAX_LINES, MAX_PATCHES, main
 from distribution.pins import TARGETS, load_pin
 from distribution.series import Patch, format_patch, load_series, parse_patch
 from distribution.tree import assembled_tree
-from tests.conftest import ROOT
 from tests.distribution.fake_repository import (
     ENGINE,
     FIRST,
@@ -22,6 +21,7 @@ from tests.distribution.fake_repository import (
     make_patch,
     write_series,
 )
+from tests.engines import ROOT
 
 LLAMA = "vllm/models/llama.py"
 

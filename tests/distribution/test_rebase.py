@@ -13,7 +13,6 @@ from distribution.patches import main
 from distribution.pristine import build_folder, unpack_python
 from distribution.rebase import wheel_of_release
 from distribution.series import Patch, load_series, parse_patch, patched_files
-from tests.conftest import ROOT
 from tests.distribution.fake_repository import (
     contents,
     make_patch,
@@ -21,6 +20,7 @@ from tests.distribution.fake_repository import (
     write_series,
     write_wheel,
 )
+from tests.engines import ROOT
 
 NEXT = "1.3.0"
 A, B = "vllm/a.py", "vllm/b.py"

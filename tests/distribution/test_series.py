@@ -23,7 +23,6 @@ from distribution.series import (
     parse_patch,
     patched_files,
 )
-from tests.conftest import ROOT
 from tests.distribution.fake_repository import (
     ENGINE,
     FIRST,
@@ -34,6 +33,7 @@ from tests.distribution.fake_repository import (
     make_patch,
     write_files,
 )
+from tests.engines import ROOT
 
 REAL = load_series(ROOT / "patches")
 TEXT = format_patch(FIRST)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import MODEL
+from tests.engines import MODEL
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.fork.flags import CONFIG_KEY, ForkFlags
 from vllm.utils.argparse_utils import FlexibleArgumentParser

@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from tests.conftest import MODEL
+from tests.engines import MODEL
 from tests.hf_compat.test_parity import as_prompts, token_ids
 from tests.reference import generate, prompt_ids
 from vllm.config import ModelConfig

@@ -65,12 +65,13 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
 
 
 @st.composite
-def configurations(draw: st.DrawFn) -> dict[str, Any]:
-    """A few fields, of which most concern the whole answer."""
+def configurations(draw: st.DrawFn, *, one_row: bool = False) -> dict[str, Any]:
+    """A few fields, of which most concern the whole answer; perhaps of requests of one row only."""
     names = draw(st.sets(st.sampled_from(sorted(FIELDS)), max_size=6))
     fields = {name: draw(FIELDS[name]) for name in sorted(names)}
     fields |= {"do_sample": draw(st.booleans()), "seed": draw(st.integers(0, 2**31))}
-    fields |= draw(rows(do_sample=fields["do_sample"]))
+    if not one_row:
+        fields |= draw(rows(do_sample=fields["do_sample"]))
     return fields | {"max_new_tokens": draw(st.integers(1, 32))}
 
 
@@ -104,6 +105,26 @@ def generate_or_none(
         return None
 
 
+def compare(
+    engine: LLM,
+    hf_model: PreTrainedModel,
+    prompts: list[list[int]],
+    fields: list[dict[str, Any]],
+) -> None:
+    """Answer a batch, each prompt with its own configuration, and see that each is HF's alone."""
+    configs = [GenerationConfig(**one) for one in fields]
+    expected = [generate_or_none(hf_model, p, c) for p, c in zip(prompts, configs, strict=True)]
+    outputs = engine.generate(as_prompts(prompts), configs, use_tqdm=False)
+    for output, of_hf, config in zip(outputs, expected, configs, strict=True):
+        if of_hf is None:
+            continue
+        assert len(output.outputs) == len(of_hf)
+        eos = config.eos_token_id if config.eos_token_id is not None else [2]
+        fill = {0, 2, *(eos if isinstance(eos, list) else [eos])}
+        for one, row in zip(output.outputs, of_hf, strict=True):
+            assert equal_to_the_end(list(one.token_ids), row, fill), (config, row)
+
+
 @pytest.fixture(scope="module")
 def prompts(tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     return prompt_ids(tokenizer, 32)
@@ -124,18 +145,7 @@ def test_mixed_batches(
     first: int,
 ) -> None:
     """Eight requests of different kinds at once; each is HF's alone."""
-    batch = prompts[first : first + 8]
-    configs = [GenerationConfig(**one) for one in fields]
-    expected = [generate_or_none(hf_model, p, c) for p, c in zip(batch, configs, strict=True)]
-    outputs = engine.generate(as_prompts(batch), configs, use_tqdm=False)
-    for output, of_hf, config in zip(outputs, expected, configs, strict=True):
-        if of_hf is None:
-            continue
-        assert len(output.outputs) == len(of_hf)
-        eos = config.eos_token_id if config.eos_token_id is not None else [2]
-        fill = {0, 2, *(eos if isinstance(eos, list) else [eos])}
-        for one, row in zip(output.outputs, of_hf, strict=True):
-            assert equal_to_the_end(list(one.token_ids), row, fill), (config, row)
+    compare(engine, hf_model, prompts[first : first + 8], fields)
 
 
 @pytest.mark.parametrize("fields", [{}, {"temperature": 0.8, "top_p": 0.95}], ids=["plain", "warp"])

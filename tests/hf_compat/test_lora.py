@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from tests.conftest import MODEL
+from tests.engines import MODEL, bundled_engine
 from tests.hf_compat.test_parity import as_prompts, token_ids
 from tests.reference import generate, prompt_ids
 from vllm.lora.request import LoRARequest
@@ -53,22 +53,8 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> tuple[PeftModel, Path]:
 
 @pytest.fixture(scope="module")
 def lora_engine() -> Iterator[LLM]:
-    from vllm import LLM
-
-    llm = LLM(
-        str(MODEL),
-        dtype="float32",
-        hf_compat=True,
-        enable_lora=True,
-        max_lora_rank=RANK,
-        max_loras=1,
-        max_model_len=1024,
-        max_num_batched_tokens=256,
-        enforce_eager=True,
-        kv_cache_memory_bytes=1 << 29,
-    )
-    yield llm
-    llm.llm_engine.engine_core.shutdown()
+    with bundled_engine(enable_lora=True, max_lora_rank=RANK, max_loras=1) as llm:
+        yield llm
 
 
 @pytest.mark.parametrize(

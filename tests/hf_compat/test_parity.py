@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from tests.conftest import MODEL
+from tests.engines import bundled_engine
 from tests.reference import generate, prompt_ids, prompt_texts
 
 if TYPE_CHECKING:
@@ -75,21 +75,9 @@ def test_text_in_text_out(
 @pytest.fixture(scope="module")
 def crowded_engine() -> Iterator[LLM]:
     """An engine with chunks of 64 tokens and a KV cache too small for its requests."""
-    from vllm import LLM
-
-    llm = LLM(
-        str(MODEL),
-        dtype="float32",
-        hf_compat=True,
-        max_model_len=512,
-        max_num_batched_tokens=64,
-        block_size=32,
-        num_gpu_blocks_override=40,
-        enforce_eager=True,
-        disable_log_stats=False,
-    )
-    yield llm
-    llm.llm_engine.engine_core.shutdown()
+    small = {"max_num_batched_tokens": 64, "block_size": 32, "num_gpu_blocks_override": 40}
+    with bundled_engine(max_model_len=512, **small) as llm:
+        yield llm
 
 
 def counter(engine: LLM, name: str) -> int:

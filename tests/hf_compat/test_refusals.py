@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig
 
-from tests.conftest import MODEL
+from tests.engines import MODEL
 from vllm import LLM, SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.sampling_params import BeamSearchParams
@@ -115,9 +115,14 @@ def test_one_bad_request_of_a_list_loses_nothing(engine: LLM) -> None:
         (
             {
                 "hf_compat": True,
-                "speculative_config": {"method": "ngram", "num_speculative_tokens": 2},
+                "speculative_config": {
+                    "method": "ngram",
+                    "num_speculative_tokens": 2,
+                    "rejection_sample_method": "synthetic",
+                    "synthetic_acceptance_rates": [0.5, 0.5],
+                },
             },
-            "speculative decoding",
+            "accepted unseen",
         ),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, dict) else "",

@@ -19,7 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import MODEL
+from tests.engines import MODEL
 from vllm.engine.arg_utils import EngineArgs
 from vllm.hf_compat.beam_search import BeamStep
 from vllm.hf_compat.request import HFRequest

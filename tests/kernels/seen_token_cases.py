@@ -103,6 +103,7 @@ def assert_same_bits(actual: torch.Tensor, expected: torch.Tensor) -> None:
 class Torch:
     """The torch implementations behind the signatures of the public functions."""
 
+    draw_tokens = staticmethod(reference.draw_tokens)
     mark_seen_tokens = staticmethod(reference.mark_seen_tokens)
 
     @staticmethod

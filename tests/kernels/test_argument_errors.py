@@ -29,6 +29,15 @@ def apply_arguments() -> dict[str, torch.Tensor]:
     }
 
 
+def draw_arguments() -> dict[str, torch.Tensor]:
+    return {
+        "probs": torch.ones(ROWS, VOCAB_SIZE),
+        "states": torch.stack([fork_ops.seeded_state(0), fork_ops.seeded_state(1)]),
+        "slots": int32([0, 1]),
+        "offsets": torch.zeros(ROWS, dtype=torch.int64),
+    }
+
+
 # argument, wrong value, sentence
 MARK_ERRORS = [
     ("seen", torch.zeros(2, 2, dtype=torch.int64), "seen must have dtype int32, but has int64."),
@@ -56,6 +65,24 @@ APPLY_ERRORS = [
     ("penalties", torch.ones(4)[::2], "penalties must be contiguous."),
     ("penalties", torch.ones(2).to("meta"), "penalties must be on the same device as the tensor"),
 ]
+DRAW_ERRORS = [
+    ("probs", torch.ones(2, 40).double(), "probs must have dtype float32, but has float64."),
+    ("probs", torch.ones(40), r"probs must have 2 dimension\(s\), but has 1."),
+    ("probs", torch.ones(40, 2).t(), "the last dimension of probs must be contiguous, but has"),
+    ("states", torch.zeros(2, 625), "states must have dtype int32, but has float32."),
+    (
+        "states",
+        torch.zeros(625, dtype=torch.int32),
+        r"states must have 2 dimension\(s\), but has 1",
+    ),
+    ("states", torch.zeros(2, 624, dtype=torch.int32), "states must have 625 words a row, but has"),
+    ("states", torch.zeros(2, 1250, dtype=torch.int32)[:, ::2], "states must be contiguous."),
+    ("slots", int32([0]), "slots must have one entry for each of the 2 rows of probs, but has 1."),
+    ("slots", torch.zeros(2, dtype=torch.int64), "slots must have dtype int32, but has int64."),
+    ("offsets", int32([0, 0]), "offsets must have dtype int64, but has int32."),
+    ("offsets", torch.zeros(3, dtype=torch.int64), "offsets must have one entry for each of the 2"),
+    ("offsets", torch.zeros(4, dtype=torch.int64)[::2], "offsets must be contiguous."),
+]
 
 
 @pytest.mark.parametrize(("name", "value", "sentence"), MARK_ERRORS)
@@ -68,6 +95,46 @@ def test_mark_seen_tokens(ops: Any, name: str, value: torch.Tensor, sentence: st
 def test_apply_repetition_penalty(ops: Any, name: str, value: torch.Tensor, sentence: str) -> None:
     with pytest.raises(RuntimeError, match=f"^apply_repetition_penalty: {sentence}"):
         ops.apply_repetition_penalty(**apply_arguments() | {name: value})
+
+
+@pytest.mark.parametrize(("name", "value", "sentence"), DRAW_ERRORS)
+def test_draw_tokens(ops: Any, name: str, value: torch.Tensor, sentence: str) -> None:
+    with pytest.raises(RuntimeError, match=f"^draw_tokens: {sentence}"):
+        ops.draw_tokens(**draw_arguments() | {name: value})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"slots": int32([0, 2])}, r"slots\[1\] is 2, but states has 2 rows."),
+        ({"offsets": torch.tensor([0, -1])}, r"offsets\[1\] is -1, but the numbers before 0 are"),
+        (
+            {"slots": int32([1, 1]), "offsets": torch.tensor([0, VOCAB_SIZE - 1])},
+            r"offsets\[1\] is 39, but the numbers before 40 are behind its state or another row's.",
+        ),
+        (
+            {"slots": int32([1, 1]), "offsets": torch.tensor([5, 5])},
+            r"offsets\[\d\] is 5, but the numbers before 45 are behind its state or another row's.",
+        ),
+    ],
+)
+def test_draw_out_of_range_changes_no_state(
+    ops: Any, wrong: dict[str, torch.Tensor], sentence: str
+) -> None:
+    arguments = draw_arguments()
+    states = arguments["states"].clone()
+    with pytest.raises(RuntimeError, match=f"^draw_tokens: {sentence}"):
+        ops.draw_tokens(**arguments | wrong)
+    assert torch.equal(arguments["states"], states)
+
+
+@pytest.mark.parametrize("position", [-1, 0, 313])
+def test_draw_from_what_is_no_state(ops: Any, position: int) -> None:
+    arguments = draw_arguments()
+    arguments["states"][1, 624] = position
+    sentence = rf"states\[1\] must have a position in 1..312, but has {position}."
+    with pytest.raises(RuntimeError, match=f"^draw_tokens: {sentence}"):
+        ops.draw_tokens(**arguments)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +180,12 @@ def test_tracing_says_the_same_of_apply(name: str, value: torch.Tensor, _: str) 
     assert _sentence(fork_ops.apply_repetition_penalty, arguments) == _sentence(
         checks.apply_repetition_penalty, arguments | {"reciprocal": False}
     )
+
+
+@pytest.mark.parametrize(("name", "value", "_"), DRAW_ERRORS)
+def test_tracing_says_the_same_of_draw(name: str, value: torch.Tensor, _: str) -> None:
+    arguments = draw_arguments() | {name: value}
+    assert _sentence(fork_ops.draw_tokens, arguments) == _sentence(checks.draw_tokens, arguments)
 
 
 def _sentence(function: Any, arguments: dict[str, Any]) -> str:

@@ -23,9 +23,10 @@ def run(isa: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("isa", AVAILABLE_ISAS)
 def test_same_bits_with_each(isa: str) -> None:
-    tests = str(Path(__file__).with_name("test_repetition_penalty.py"))
+    names = ("test_repetition_penalty.py", "test_draw_tokens.py")
+    tests = [str(Path(__file__).with_name(name)) for name in names]
     selection = "compiled or instruction_set"
-    done = run(isa, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", selection, tests)
+    done = run(isa, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", selection, *tests)
     assert done.returncode == 0, done.stdout
 
 

@@ -72,6 +72,15 @@ def test_opcheck() -> None:
     )
 
 
+def test_opcheck_of_draws() -> None:
+    states = torch.stack([fork_ops.seeded_state(seed) for seed in range(ROWS)])
+    probs = torch.randn(ROWS, VOCAB_SIZE).softmax(-1)
+    torch.library.opcheck(
+        torch.ops.vllm_fork.draw_tokens.default,
+        (probs, states, int32(range(ROWS)), torch.zeros(ROWS, dtype=torch.int64)),
+    )
+
+
 def test_wrong_arguments_are_found_while_tracing() -> None:
     with FakeTensorMode():
         seen = torch.zeros(ROWS, 1, dtype=torch.int32)

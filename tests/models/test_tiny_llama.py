@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from tests.conftest import MODEL as TINY_MODEL
+from tests.engines import MODEL as TINY_MODEL
 from tools import python_corpus, train_tiny_llama
 
 MAX_FOLDER_BYTES = 8_000_000

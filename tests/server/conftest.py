@@ -15,7 +15,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from tests.conftest import MODEL
+from tests.engines import MODEL
 
 START_LIMIT_S = 300
 # The bundled model has no chat template: a chat is the text of its messages.

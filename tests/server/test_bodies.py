@@ -15,7 +15,7 @@ import torch
 from fastapi import FastAPI
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from tests.conftest import MODEL
+from tests.engines import MODEL
 from tests.reference import equal_to_the_end, generate, prompt_texts
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.cli_args import make_arg_parser

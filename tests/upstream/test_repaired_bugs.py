@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import MODEL
+from tests.engines import MODEL
 from tests.upstream.trees import ProbeFailed, run_probe
 
 ARGUMENTS = {"model": str(MODEL)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import MODEL
+from tests.engines import MODEL
 from tests.upstream.trees import run_probe
 
 

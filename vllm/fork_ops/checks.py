@@ -9,9 +9,11 @@ from collections.abc import Sequence
 import torch
 
 from .mask import TOKENS_PER_WORD, num_mask_words
+from .mt19937 import MAX_POSITION, NUM_WORDS, STATE_WORDS
 
 MARK = "mark_seen_tokens"
 APPLY = "apply_repetition_penalty"
+DRAW = "draw_tokens"
 
 
 def mark_seen_tokens(seen: torch.Tensor, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
@@ -70,24 +72,83 @@ def apply_repetition_penalty_values(
         raise RuntimeError(f"{APPLY}: penalties must be above 0.")
 
 
+def draw_tokens(
+    probs: torch.Tensor, states: torch.Tensor, slots: torch.Tensor, offsets: torch.Tensor
+) -> None:
+    """Check what can be known of the arguments without their values."""
+    _check_dtype(DRAW, "states", states, [torch.int32])
+    _check_dim(DRAW, "states", states, 2)
+    _check_contiguous(DRAW, "states", states)
+    if states.shape[1] != STATE_WORDS:
+        raise RuntimeError(
+            f"{DRAW}: states must have {STATE_WORDS} words a row, but has {states.shape[1]}."
+        )
+    _check_float_rows(DRAW, "probs", probs)
+    _check_device(DRAW, "probs", probs, states.device)
+    _check_vector(DRAW, "slots", slots, [torch.int32], states.device)
+    _check_length(DRAW, "slots", slots, probs.shape[0], "rows of probs")
+    _check_vector(DRAW, "offsets", offsets, [torch.int64], states.device)
+    _check_length(DRAW, "offsets", offsets, probs.shape[0], "rows of probs")
+
+
+def draw_tokens_values(
+    order: Sequence[int],
+    states: torch.Tensor,
+    slots: Sequence[int],
+    offsets: Sequence[int],
+    vocab_size: int,
+) -> None:
+    """Check that every row that draws has a state, and numbers of its own.
+
+    Args:
+        order: the rows that draw, those of one state together and in the order of their numbers.
+        states: as in ``draw_tokens``.
+        slots: likewise.
+        offsets: likewise.
+        vocab_size: the numbers of a row.
+    """
+    num_states = states.shape[0]
+    first_free: dict[int, int] = {}
+    for row in order:
+        slot, offset = slots[row], offsets[row]
+        if slot >= num_states:
+            raise RuntimeError(f"{DRAW}: slots[{row}] is {slot}, but states has {num_states} rows.")
+        if offset < first_free.get(slot, 0):
+            raise RuntimeError(
+                f"{DRAW}: offsets[{row}] is {offset}, but the numbers before "
+                f"{first_free.get(slot, 0)} are behind its state or another row's."
+            )
+        first_free[slot] = offset + vocab_size
+        position = int(states[slot, NUM_WORDS])
+        if not 1 <= position <= MAX_POSITION:
+            raise RuntimeError(
+                f"{DRAW}: states[{slot}] must have a position in 1..{MAX_POSITION}, "
+                f"but has {position}."
+            )
+
+
 def can_look_at_values(tensor: torch.Tensor) -> bool:
     """Whether values can be checked: on CPU, where that needs no wait, and not while tracing."""
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _check_logits(logits: torch.Tensor) -> None:
-    _check_dtype(APPLY, "logits", logits, [torch.float32])
-    _check_dim(APPLY, "logits", logits, 2)
+    _check_float_rows(APPLY, "logits", logits)
     rows, vocab_size = logits.shape
-    if vocab_size > 1 and logits.stride(1) != 1:
-        raise RuntimeError(
-            f"{APPLY}: the last dimension of logits must be contiguous, "
-            f"but has stride {logits.stride(1)}."
-        )
     if rows > 1 and logits.stride(0) < vocab_size:
         raise RuntimeError(
             f"{APPLY}: the rows of logits must not overlap, "
             f"but their stride is {logits.stride(0)} for {vocab_size} tokens."
+        )
+
+
+def _check_float_rows(op: str, name: str, tensor: torch.Tensor) -> None:
+    _check_dtype(op, name, tensor, [torch.float32])
+    _check_dim(op, name, tensor, 2)
+    if tensor.shape[1] > 1 and tensor.stride(1) != 1:
+        raise RuntimeError(
+            f"{op}: the last dimension of {name} must be contiguous, "
+            f"but has stride {tensor.stride(1)}."
         )
 
 

@@ -1,14 +1,20 @@
-"""The operators on seen tokens in plain torch: every device, same bits, slower.
+"""The operators in plain torch: same bits, slower.
 
-They serve where the compiled library is missing, and the library is tested against them. Apart
-from the checks of values on CPU, nothing here copies to the host or has a shape that depends on
-values, so the functions can be traced by torch.compile and captured in a CUDA graph.
+They serve where the compiled library is missing, and the library is tested against them. Those on
+seen tokens are for every device. Apart from the checks of values on CPU, nothing in them copies to
+the host or has a shape that depends on values, so they can be traced by torch.compile and captured
+in a CUDA graph.
 """
+
+import itertools
 
 import torch
 
 from . import checks
 from .mask import TOKENS_PER_WORD
+from .mt19937 import read_generator, write_generator
+
+_SKIPPED_AT_ONCE = 1 << 16
 
 
 def mark_seen_tokens(seen: torch.Tensor, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
@@ -54,6 +60,42 @@ def apply_repetition_penalty(
     divided = logits * factor.reciprocal() if reciprocal else logits / factor
     penalized = torch.where(logits < 0, logits * factor, divided)
     logits.copy_(torch.where(is_penalized, penalized, logits))
+
+
+def draw_tokens(
+    probs: torch.Tensor, states: torch.Tensor, slots: torch.Tensor, offsets: torch.Tensor
+) -> torch.Tensor:
+    """Draw a token of each row; see :func:`vllm.fork_ops.draw_tokens`."""
+    checks.draw_tokens(probs, states, slots, offsets)
+    slot_of, offset_of = slots.tolist(), offsets.tolist()
+    drawing = [row for row, slot in enumerate(slot_of) if slot >= 0]
+    drawing.sort(key=lambda row: (slot_of[row], offset_of[row]))
+    checks.draw_tokens_values(drawing, states, slot_of, offset_of, probs.shape[1])
+
+    tokens = torch.full((probs.shape[0],), -1)
+    generator = torch.Generator()
+    for slot, rows in itertools.groupby(drawing, key=lambda row: slot_of[row]):
+        write_generator(generator, states[slot])
+        position = 0
+        for row in rows:
+            _skip_numbers(generator, offset_of[row] - position)
+            tokens[row] = _draw_token(probs[row], generator)
+            position = offset_of[row] + probs.shape[1]
+        states[slot] = read_generator(generator)
+    return tokens
+
+
+def _skip_numbers(generator: torch.Generator, count: int) -> None:
+    numbers = torch.empty(min(count, _SKIPPED_AT_ONCE), dtype=torch.float64)
+    for start in range(0, count, _SKIPPED_AT_ONCE):
+        numbers[: count - start].uniform_(generator=generator)
+
+
+def _draw_token(probs: torch.Tensor, generator: torch.Generator) -> int:
+    """What ``torch.multinomial`` does, except that it checks before it draws."""
+    quotients = probs / torch.empty_like(probs).exponential_(generator=generator)
+    is_drawable = bool(probs.isfinite().all()) and bool((probs > 0).any())
+    return int(quotients.argmax()) if is_drawable else -1
 
 
 def _bit_addresses(

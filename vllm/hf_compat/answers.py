@@ -87,7 +87,7 @@ class _BeamDetokenizer(WrappedDetokenizer):
             logprobs=None,
             finish_reason="stop" if ended else "length",
             sequences_score=beam["score"],
-            **_arrays({name: [beam[name]] for name in _TENSORS if name in beam}, len(token_ids)),
+            **_arrays(beam, len(token_ids)),
         )
 
 
@@ -116,8 +116,8 @@ def collect(state: RequestState, answer: EngineCoreOutput) -> None:
     if answer.hf_compat is None:
         return
     collected: dict[str, list[Any]] = vars(state).setdefault("hf_compat", {})
-    for name, value in answer.hf_compat.items():
-        collected.setdefault(name, []).append(value)
+    for name, values in answer.hf_compat.items():
+        collected.setdefault(name, []).extend(values)
 
 
 def with_tensors(state: RequestState, output: CompletionOutput) -> CompletionOutput:
@@ -127,13 +127,11 @@ def with_tensors(state: RequestState, output: CompletionOutput) -> CompletionOut
         state: of the request.
         output: what vLLM made of its tokens.
     """
-    collected = getattr(state, "hf_compat", {})
-    found = {name: collected[name] for name in _TENSORS if name in collected}
+    found = _arrays(getattr(state, "hf_compat", {}), len(output.token_ids))
     if not found:
         return output
     given = {field.name: getattr(output, field.name) for field in fields(CompletionOutput)}
-    num_tokens = len(output.token_ids)
-    return HFOutput(**given, **_arrays(found, num_tokens))
+    return HFOutput(**given, **found)
 
 
 def with_beams(state: RequestState, outputs: list[CompletionOutput]) -> list[CompletionOutput]:
@@ -147,15 +145,14 @@ def with_beams(state: RequestState, outputs: list[CompletionOutput]) -> list[Com
     if beams is None:
         return outputs
     assert isinstance(state.detokenizer, _BeamDetokenizer)
-    return [state.detokenizer.output(i, beam) for i, beam in enumerate(beams[-1])]
+    return [state.detokenizer.output(i, beam) for i, beam in enumerate(beams)]
 
 
-def _arrays(found: dict[str, list[bytes]], num_tokens: int) -> dict[str, Any]:
-    """Return the float32 [num_tokens, vocab_size] that came in one piece, or row by row."""
-    return {name: _array(b"".join(rows), len(rows), num_tokens) for name, rows in found.items()}
-
-
-def _array(data: bytes, num_pieces: int, num_tokens: int) -> np.ndarray:
-    values = np.frombuffer(data, dtype=np.float32).copy()
+def _arrays(collected: dict[str, Any], num_tokens: int) -> dict[str, Any]:
+    """Return the scores and logits of the tokens, float32 [num_tokens, vocab_size], if any."""
     # The engine may have computed some rows beyond the end of the answer.
-    return values.reshape(num_tokens if num_pieces == 1 else num_pieces, -1)[:num_tokens]
+    return {
+        name: np.stack([np.frombuffer(row, np.float32) for row in collected[name][:num_tokens]])
+        for name in _TENSORS
+        if name in collected
+    }

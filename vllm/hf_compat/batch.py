@@ -18,7 +18,7 @@ import torch
 from transformers import PretrainedConfig
 
 from vllm.fork_ops.seen_tokens import mark_seen_tokens, num_mask_words
-from vllm.hf_compat.draws import Draws, DrawStream
+from vllm.hf_compat.draws import Draws, DrawSource
 from vllm.hf_compat.pipeline import Pipeline
 from vllm.hf_compat.request import HFRequest
 from vllm.hf_compat.row_ids import GUIDE, row_id, split_row_id
@@ -39,7 +39,7 @@ class RequestState:
         output_token_ids: likewise.
         known_prompt: the prompt's tokens; positions given as embeddings have none, as in HF.
         num_outputs: how many output tokens are in the tables.
-        draws: of a seeded request that samples.
+        draws: of a request that samples; None where the global generator serves each step.
         prompt_ngrams: HF's processor of the prompt's n-grams, once it was asked for.
     """
 
@@ -253,7 +253,7 @@ class Batch:
         self._free_slots = list(range(num_slots))
         self._states: dict[str, RequestState] = {}
         self._pipelines: WeakValueDictionary[str, Pipeline] = WeakValueDictionary()
-        self._streams: WeakValueDictionary[tuple[int, int], DrawStream] = WeakValueDictionary()
+        self._draw_source = DrawSource(vocab_size, device)
         self._rows: list[RequestState | None] = []
         self.groups: list[Group] = []
 
@@ -305,6 +305,20 @@ class Batch:
             token_ids = token_ids[[i for i, _ in kept]]
         self._tables.append([state for _, state in kept], token_ids)
 
+    def ended(self, token_ids: np.ndarray) -> np.ndarray:
+        """Return bool [num_requests]: whether HF's lengths or EOS ids end a request.
+
+        Args:
+            token_ids: int [num_requests], the last ones.
+        """
+        ended = np.zeros(len(token_ids), dtype=bool)
+        for i, state in enumerate(self._rows):
+            if state is not None:
+                request = state.request
+                is_eos = int(token_ids[i]) in request.eos_token_ids
+                ended[i] = is_eos or state.num_tokens >= request.max_length
+        return ended
+
     def _state_of(self, request: CachedRequestState) -> RequestState | None:
         old = self._states.get(request.req_id)
         if old is not None and old.continues(request):
@@ -344,14 +358,9 @@ class Batch:
         )
 
     def _draws(self, request: HFRequest, num_drawn: int) -> Draws | None:
-        if request.seed is None or request.num_beams > 1:
+        if request.num_beams > 1:
             return None
-        key = (request.seed, request.num_rows)
-        stream = self._streams.get(key)
-        if stream is None:
-            stream = DrawStream(*key, self._vocab_size, self._tables.device)
-            self._streams[key] = stream
-        return Draws(stream, request.row, num_drawn)
+        return self._draw_source.draws(request.seed, request.num_rows, request.row, num_drawn)
 
     def _pipeline(self, request: HFRequest, req_id: str, num_outputs: int) -> Pipeline:
         """Return the pipeline of a request, new or shared: a private one with its beams only."""

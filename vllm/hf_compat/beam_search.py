@@ -200,7 +200,7 @@ class BeamSearch:
             answer = {"token_ids": tokens, "score": float(self._scores[0, i])}
             for name, steps in self._kept.items():
                 rows = [step[beam] for step, beam in zip(steps, path, strict=False)]
-                answer[name] = torch.stack(rows).cpu().numpy().tobytes()
+                answer[name] = [row.cpu().numpy().tobytes() for row in rows]
             answers.append(answer)
         return answers
 

@@ -11,7 +11,7 @@ from vllm.hf_compat.support import check_fields
 from vllm.logger import init_logger
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig, VllmConfig
+    from vllm.config import ModelConfig, SpeculativeConfig, VllmConfig
 
 logger = init_logger(__name__)
 
@@ -25,6 +25,8 @@ def prepare_engine_config(vllm_config: VllmConfig) -> None:
     if not ForkFlags.of(vllm_config).hf_compat:
         return
     _check_features(vllm_config)
+    if vllm_config.speculative_config is not None:
+        vllm_config.scheduler_config.async_scheduling = False  # each position waits for the last
     scheduler = (
         "HFAsyncScheduler" if vllm_config.scheduler_config.async_scheduling else "HFScheduler"
     )
@@ -38,13 +40,17 @@ def _check_features(vllm_config: VllmConfig) -> None:
     refused = {
         "models that do not generate text": model_config.runner_type != "generate",
         "encoder-decoder models": model_config.is_encoder_decoder,
-        "speculative decoding": vllm_config.speculative_config is not None,
+        "drafts that are accepted unseen": _accepts_unseen(vllm_config.speculative_config),
         "watermarking": vllm_config.watermark_config is not None,
         "another scheduler": vllm_config.scheduler_config.scheduler_cls is not None,
     }
     for feature, asked_for in refused.items():
         if asked_for:
             raise ValueError(f"hf_compat does not support {feature} yet: leave one of them out.")
+
+
+def _accepts_unseen(speculative: SpeculativeConfig | None) -> bool:
+    return speculative is not None and speculative.rejection_sample_method == "synthetic"
 
 
 def _use_hf_defaults(model_config: ModelConfig) -> None:

@@ -152,8 +152,8 @@ class Frontend:
         """
         if isinstance(params, BeamSearchParams):
             raise VLLMValidationError(
-                "hf_compat does not reproduce Hugging Face's beam search yet, and vLLM's own "
-                "gives other beams: run this request without hf_compat."
+                "vLLM's beam search gives other beams than Hugging Face's: pass "
+                "GenerationConfig(num_beams=...), or num_beams in the body of the request."
             )
 
     def finish(

@@ -21,7 +21,7 @@ class HFRequest:
         eos_token_ids: HF's ``eos_token_id`` as a list, which several processors look at.
         prompt_len: number of prompt tokens, padding and embeddings included.
         max_length: prompt and new tokens together, at most.
-        seed: of ``torch.manual_seed``; None draws from the worker's default generator.
+        seed: of ``torch.manual_seed``; None draws as the worker's global generator says.
         row: the place of this sequence in the HF batch whose generator it shares.
         num_rows: rows of that batch; HF has ``num_return_sequences`` rows for each prompt.
         left_padding: how many padding tokens HF would have before the prompt in that batch.

@@ -130,6 +130,7 @@ class Room:
             "pipeline parallelism": parallel.pipeline_parallel_size > 1,
             "context parallelism": parallel.decode_context_parallel_size > 1,
             "a KV connector": config.kv_transfer_config is not None,
+            "speculative decoding": config.speculative_config is not None,
         }
         return next((name for name, is_there in obstacles.items() if is_there), None)
 

@@ -52,24 +52,27 @@ class HFSampler(Sampler):
             runner.device,
             runner.model_config.dtype,
         )
+        self._discarded = np.zeros(0, dtype=bool)  # rows whose token is thrown away
         self._searches: dict[str, BeamSearch] = {}
         self._outputs: dict[str, dict[str, Any]] = {}
 
     def take_outputs(self) -> dict[str, dict[str, Any]] | None:
         """Return what requests answer beside tokens in this step; None without any.
 
-        That is ``beam_step``, a `BeamStep`, for a beam search, and ``scores`` and ``logits``, the
-        bytes of float32 [vocab_size], for requests with ``output_scores`` and ``output_logits``,
-        and ``error`` for a request whose own processor or criterion failed.
+        That is ``beam_step``, a `BeamStep`, for a beam search, and ``scores`` and ``logits``, for
+        each token the bytes of float32 [vocab_size], for requests with ``output_scores`` and
+        ``output_logits``, and ``error`` for a request whose own processor or criterion failed.
         """
         outputs, self._outputs = self._outputs, {}
         return outputs or None
 
-    @property
-    def _discarded(self) -> np.ndarray:
-        """Whether a row's token is thrown away because its prompt is not complete yet."""
+    def follow_batch(self) -> None:
+        """Read the requests of the runner's batch, before its step."""
         runner = self._runner
-        return runner.discard_request_mask.np[: len(runner.input_batch.req_ids)]
+        requests = [runner.requests[req_id] for req_id in runner.input_batch.req_ids]
+        self._batch.update(requests, runner.requests)
+        for ended in [search for search in self._searches if search not in runner.requests]:
+            del self._searches[ended]
 
     def forward(
         self,
@@ -79,16 +82,38 @@ class HFSampler(Sampler):
         logprobs_mode_override: LogprobsMode | None = None,
     ) -> SamplerOutput:
         """Choose one token for each request of the runner's batch (``Sampler.forward``)."""
-        runner = self._runner
-        requests = [runner.requests[req_id] for req_id in runner.input_batch.req_ids]
-        self._batch.update(requests, runner.requests)
-        for ended in [search for search in self._searches if search not in runner.requests]:
-            del self._searches[ended]
-        output = super().forward(
-            logits, sampling_metadata, predict_bonus_token, logprobs_mode_override
-        )
-        self._batch.append(output.sampled_token_ids.view(-1), self._discarded)
+        self.follow_batch()
+        # Tokens of prompts that are not complete yet are thrown away.
+        discarded = self._runner.discard_request_mask.np[: len(logits)]
+        return self.step(logits, sampling_metadata, discarded)
+
+    def step(
+        self, logits: torch.Tensor, sampling_metadata: SamplingMetadata, discarded: np.ndarray
+    ) -> SamplerOutput:
+        """Choose the next token of each request.
+
+        Args:
+            logits: [num_requests, vocab_size].
+            sampling_metadata: of the batch.
+            discarded: bool [num_requests], whether a row's token is thrown away: it draws nothing,
+                and its request stays as it is.
+        """
+        self._discarded = discarded
+        output = super().forward(logits, sampling_metadata)
+        self._batch.append(output.sampled_token_ids.view(-1), discarded)
         return output
+
+    def ended(self, token_ids: np.ndarray, discarded: np.ndarray) -> np.ndarray:
+        """Return bool [num_requests]: whether the token of a step was a request's last.
+
+        Args:
+            token_ids: int [num_requests], of the step.
+            discarded: as in `step`.
+        """
+        ended = self._batch.ended(token_ids)
+        for i, req_id in enumerate(self._runner.input_batch.req_ids):
+            ended[i] |= "error" in self._outputs.get(req_id, {})
+        return ended & ~discarded
 
     def sample(
         self,
@@ -190,7 +215,8 @@ class HFSampler(Sampler):
             group.indices, rows.discarded, values.float().cpu().numpy(), strict=True
         ):
             if not is_discarded:
-                self._outputs.setdefault(req_ids[i], {})[name] = row.tobytes()
+                answer = self._outputs.setdefault(req_ids[i], {})
+                answer.setdefault(name, []).append(row.tobytes())
 
     def _new_search(self, request: Any, prompt: list[int]) -> BeamSearch:
         criteria = criteria_of_search(request, self._runner.model_config)
