@@ -24,10 +24,11 @@ demo: install
 test: install
 	$(BIN)/python -m pytest
 
-# The property, seed, beam and fuzz tests at full length: an hour or two.
+# The property, seed, beam, speculation, fuzz and exactness tests at full length: two hours or three.
 test-long: install
 	HF_COMPAT_TESTS=long $(BIN)/python -m pytest tests/hf_compat/test_generate.py \
-		tests/hf_compat/test_beams.py tests/server/test_fuzz.py
+		tests/hf_compat/test_speculation.py tests/hf_compat/test_beams.py \
+		tests/server/test_fuzz.py tests/hf_numerics
 
 lint: install
 	$(BIN)/ruff check $(OWN_CODE)
@@ -37,6 +38,7 @@ lint: install
 bench: install
 	$(BIN)/python -m benchmarks.sequences_equal
 	$(BIN)/python -m benchmarks.engine_throughput
+	$(BIN)/python -m benchmarks.exact_throughput
 	$(BIN)/python -m benchmarks.penalty_kernel
 	$(BIN)/python -m benchmarks.sampler_step
 

@@ -54,6 +54,7 @@ def room(num_blocks: int, **changes: bool | int | object) -> Room:
         model_config=model,
         parallel_config=parallel,
         kv_transfer_config=None,
+        speculative_config=None,
         scheduler_config=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=64),
         cache_config=SimpleNamespace(block_size=16, num_gpu_blocks=num_blocks),
     )
@@ -79,6 +80,7 @@ def test_room_for_the_longest_search() -> None:
         ({"pipeline_parallel_size": 2}, "pipeline parallelism"),
         ({"decode_context_parallel_size": 2}, "context parallelism"),
         ({"kv_transfer_config": object()}, "a KV connector"),
+        ({"speculative_config": object()}, "speculative decoding"),
     ],
 )
 def test_engines_without_beams(changes: dict[str, Any], reason: str) -> None:
