@@ -28,6 +28,14 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 
 @pytest.fixture(scope="session")
+def prompts(tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """32 prompts of the bundled model, of which every fourth is long."""
+    from tests.reference import prompt_ids
+
+    return prompt_ids(tokenizer, 32)
+
+
+@pytest.fixture(scope="session")
 def hf_model() -> PreTrainedModel:
     """The bundled model in Transformers, float32, as the engine below runs it."""
     import torch

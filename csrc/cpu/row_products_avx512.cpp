@@ -7,6 +7,7 @@
 
 namespace vllm_fork {
 namespace {
+namespace avx512 {
 
 constexpr int kLanes = 16;
 constexpr int kRegisters = 4;
@@ -42,20 +43,21 @@ inline void products(const float* x, const uint16_t* weight, int64_t size, float
   for (int m = 0; m < kCount; ++m) out[m * stride] = fold(sums[m]);
 }
 
+}  // namespace avx512
 }  // namespace
 
 void row_products_avx512(const float* x, int64_t rows, const uint16_t* weight, int64_t outputs,
                          int64_t size, float* out) {
-  for (int64_t m = 0; m < rows; m += kRows) {  // the rows stay in the first cache
+  for (int64_t m = 0; m < rows; m += avx512::kRows) {  // the rows stay in the first cache
     const float* here = x + m * size;
     for (int64_t n = 0; n < outputs; ++n) {
       const uint16_t* w = weight + n * size;
       float* target = out + m * outputs + n;
-      switch (std::min<int64_t>(kRows, rows - m)) {
-        case 1: products<1>(here, w, size, target, outputs); break;
-        case 2: products<2>(here, w, size, target, outputs); break;
-        case 3: products<3>(here, w, size, target, outputs); break;
-        default: products<kRows>(here, w, size, target, outputs);
+      switch (std::min<int64_t>(avx512::kRows, rows - m)) {
+        case 1: avx512::products<1>(here, w, size, target, outputs); break;
+        case 2: avx512::products<2>(here, w, size, target, outputs); break;
+        case 3: avx512::products<3>(here, w, size, target, outputs); break;
+        default: avx512::products<avx512::kRows>(here, w, size, target, outputs);
       }
     }
   }

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from tests.hf_compat.test_parity import as_prompts, token_ids
-from tests.reference import generate, prompt_ids
+from tests.reference import generate
 from vllm.hf_compat.answers import HFOutput, compute_transition_scores
 from vllm.hf_compat.call import GenerateCall
 
@@ -26,11 +26,6 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
 SAMPLED: dict[str, Any] = {"do_sample": True, "max_new_tokens": 40}
-
-
-@pytest.fixture(scope="module")
-def prompts(tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    return prompt_ids(tokenizer, 32)
 
 
 def hf_rows(

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from transformers import (
     GenerationConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
     WatermarkingConfig,
 )
 
 from tests.hf_compat.test_parity import as_prompts, token_ids
-from tests.reference import equal_to_the_end, generate, generate_all, prompt_ids
+from tests.reference import equal_to_the_end, generate, generate_all
 from tests.sizes import size
 from vllm import SamplingParams
 
@@ -123,11 +122,6 @@ def compare(
         fill = {0, 2, *(eos if isinstance(eos, list) else [eos])}
         for one, row in zip(output.outputs, of_hf, strict=True):
             assert equal_to_the_end(list(one.token_ids), row, fill), (config, row)
-
-
-@pytest.fixture(scope="module")
-def prompts(tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    return prompt_ids(tokenizer, 32)
 
 
 @settings(

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel
 
 from tests.engines import MODEL, bundled_engine
 from tests.hf_compat.test_calls import CALLBACKS, FailsAtTheThird, hf_rows
 from tests.hf_compat.test_generate import compare, configurations
 from tests.hf_compat.test_parity import as_prompts, counter, token_ids
-from tests.reference import generate, prompt_ids
+from tests.reference import generate
 from tests.sizes import size
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
@@ -52,11 +52,6 @@ ENGINES: dict[str, dict[str, Any]] = {
 def drafting_engine(request: pytest.FixtureRequest) -> Iterator[LLM]:
     with bundled_engine(**ENGINES[request.param]) as llm:
         yield llm
-
-
-@pytest.fixture(scope="module")
-def prompts(tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    return prompt_ids(tokenizer, 32)
 
 
 @settings(

@@ -12,12 +12,11 @@ from transformers import (
     AutoModelForCausalLM,
     GenerationConfig,
     PreTrainedModel,
-    PreTrainedTokenizerBase,
 )
 
 from tests.engines import MODEL, bundled_engine
 from tests.hf_compat.test_parity import as_prompts, counter, token_ids
-from tests.reference import equal_to_the_end, generate_all, prompt_ids
+from tests.reference import equal_to_the_end, generate_all
 from vllm import SamplingParams
 from vllm.hf_compat.answers import HFOutput
 
@@ -49,11 +48,6 @@ def exact_engine(dtype: str) -> Iterator[LLM]:
 @pytest.fixture(scope="module")
 def stock_model(dtype: str) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(MODEL, dtype=getattr(torch, dtype)).eval()
-
-
-@pytest.fixture(scope="module")
-def prompts(tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    return prompt_ids(tokenizer, 32)
 
 
 def stock_logits(
@@ -121,10 +115,17 @@ def test_requests_of_several_rows(
 def test_logprobs_of_the_prompt(
     exact_engine: LLM, stock_model: PreTrainedModel, prompts: list[list[int]]
 ) -> None:
-    """Those of one call of the model, beside the answer's own."""
+    """Those of one call of the model, beside the answer's own.
+
+    The random texts are of lengths at which another number of threads shows in some of the logits.
+    """
+    generator = torch.Generator().manual_seed(0)
+    texts = prompts[:4] + [
+        torch.randint(5, 4000, (length,), generator=generator).tolist() for length in range(2, 48)
+    ]
     params = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=0, logprobs=0)
-    outputs = exact_engine.generate(as_prompts(prompts[:4]), params, use_tqdm=False)
-    for prompt, output in zip(prompts, outputs, strict=False):
+    outputs = exact_engine.generate(as_prompts(texts), params, use_tqdm=False)
+    for prompt, output in zip(texts, outputs, strict=True):
         with torch.inference_mode():
             logits = stock_model(torch.tensor([prompt])).logits[0].float()
         expected = logits.log_softmax(-1)[range(len(prompt) - 1), prompt[1:]].tolist()
@@ -136,5 +137,5 @@ def test_logprobs_of_the_prompt(
         ]
         assert found == expected
     config = GenerationConfig(max_new_tokens=4)
-    plain = exact_engine.generate(as_prompts(prompts[:4]), config, use_tqdm=False)
+    plain = exact_engine.generate(as_prompts(texts), config, use_tqdm=False)
     assert token_ids(outputs) == token_ids(plain)

@@ -23,6 +23,7 @@ from vllm.v1.sample.sampler import Sampler
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.worker.gpu_input_batch import CachedRequestState
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 logger = init_logger(__name__)
@@ -77,13 +78,14 @@ class HFSampler(Sampler):
         outputs, self._outputs = self._outputs, {}
         return outputs or None
 
-    def follow_batch(self) -> None:
-        """Read the requests of the runner's batch, before its step."""
+    def follow_batch(self) -> list[CachedRequestState]:
+        """Read and return the requests of the runner's batch, before its step."""
         runner = self._runner
         requests = [runner.requests[req_id] for req_id in runner.input_batch.req_ids]
         self._batch.update(requests, runner.requests)
         for ended in [search for search in self._searches if search not in runner.requests]:
             del self._searches[ended]
+        return requests
 
     def forward(
         self,

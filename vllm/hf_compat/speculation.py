@@ -66,8 +66,7 @@ class DraftChecker:
         drafts, rows = _positions(metadata)
         runner, sampler = self._runner, self._runner.sampler
         assert isinstance(sampler, HFSampler)
-        sampler.follow_batch()
-        requests = [runner.requests[req_id] for req_id in runner.input_batch.req_ids]
+        requests = sampler.follow_batch()
         skipped = runner.discard_request_mask.np[: len(drafts)].copy()
         lengths = [len(request.output_token_ids) for request in requests]
         token_ids = np.full(rows.shape, _NO_TOKEN, np.int32)

@@ -6,5 +6,6 @@
 * :mod:`.grouped_decode` - many requests at once, where :mod:`.self_check` finds the same bits.
 * :mod:`.row_linear` - their matrix products.
 * :mod:`.kv_pages` - its keys and values in vLLM's KV cache.
+* :mod:`.executor` - the threads of its process on CPU.
 * :mod:`.engine_args` - what the mode asks of an engine.
 """

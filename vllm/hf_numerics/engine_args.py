@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vllm.hf_numerics.dtype import hf_dtype
+from vllm.platforms import current_platform
 from vllm.transformers_utils.config import get_config
 
 if TYPE_CHECKING:
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 LOAD_FORMAT = "hf_exact"
 """Name of `loader.ExactLoader` among vLLM's model loaders."""
+
+_EXECUTOR = "vllm.hf_numerics.executor.ExactExecutor"
 
 
 def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
@@ -32,6 +35,8 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
     args.enable_prefix_caching = False
     args.enable_chunked_prefill = False
     args.async_scheduling = False  # tokens are read from the host
+    if current_platform.is_cpu():
+        args.distributed_executor_backend = _EXECUTOR
 
 
 def _refuse(args: EngineArgs) -> None:
@@ -64,6 +69,10 @@ def _refuse(args: EngineArgs) -> None:
         ),
         "enable_lora=True": (args.enable_lora, "vLLM's adapters need vLLM's layers"),
         "enable_prompt_embeds=True": (args.enable_prompt_embeds, "it takes token ids"),
+        f"distributed_executor_backend={args.distributed_executor_backend!r}": (
+            args.distributed_executor_backend not in (None, "mp", "uni", _EXECUTOR),
+            "the model runs in one process",
+        ),
         "kv_transfer_config": (args.kv_transfer_config is not None, "it keeps its own KV cache"),
     }
     for argument, (is_given, reason) in reasons.items():

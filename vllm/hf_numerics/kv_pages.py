@@ -133,7 +133,7 @@ class LayerPages(AttentionLayerBase):
         Returns:
             [1, num_heads, stop - start, key_size] and the same for values.
         """
-        size = self.kv_cache.shape[2]
+        size = self._block_size
         first, last = start // size, -(-stop // size)
         pages = self.kv_cache[blocks[first:last]].transpose(0, 1).flatten(1, 2)
         found = pages[None, :, start - first * size : stop - first * size]
@@ -151,10 +151,8 @@ class LayerPages(AttentionLayerBase):
             values: [1, num_heads, num_tokens, value_size].
         """
         positions = torch.arange(stop - keys.shape[2], stop, device=blocks.device)
-        size = self.kv_cache.shape[2]
-        pages, offsets = blocks[positions // size].long(), positions % size
-        self.kv_cache[pages, :, offsets, : self.key_size] = keys[0].transpose(0, 1)
-        self.kv_cache[pages, :, offsets, self.key_size :] = values[0].transpose(0, 1)
+        pages = blocks[positions // self._block_size]
+        self._put(pages, positions, keys[0].transpose(0, 1), values[0].transpose(0, 1))
 
     def write_each(
         self,
@@ -171,8 +169,21 @@ class LayerPages(AttentionLayerBase):
             keys: [num_requests, num_heads, key_size].
             values: [num_requests, num_heads, value_size].
         """
-        size = self.kv_cache.shape[2]
-        pages = blocks.gather(1, (positions // size)[:, None])[:, 0].long()
-        offsets = positions % size
+        pages = blocks.gather(1, (positions // self._block_size)[:, None])[:, 0]
+        self._put(pages, positions, keys, values)
+
+    @property
+    def _block_size(self) -> int:
+        return self.kv_cache.shape[2]
+
+    def _put(
+        self,
+        pages: torch.Tensor,
+        positions: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> None:
+        """Store [num_tokens, num_heads, size] in the blocks that have their positions."""
+        pages, offsets = pages.long(), positions % self._block_size
         self.kv_cache[pages, :, offsets, : self.key_size] = keys
         self.kv_cache[pages, :, offsets, self.key_size :] = values

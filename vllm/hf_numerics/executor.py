@@ -1,0 +1,64 @@
+"""Gives the model as many threads as PyTorch has by default, and a core to each.
+
+How a library splits a matrix product between threads decides in which order it adds, so bits depend
+on how many there are. vLLM leaves a core to its scheduler, and would have one thread less.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+import vllm.utils.cpu_resource_utils as cpu_resources
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+_VARIABLE = "VLLM_CPU_OMP_THREADS_BIND"
+
+
+class ExactExecutor(MultiprocExecutor):
+    """vLLM's executor on CPU, with another choice of threads.
+
+    `VLLM_CPU_OMP_THREADS_BIND`, where it is set, keeps its meaning.
+    """
+
+    def _init_executor(self) -> None:
+        with _cores_of_pytorch():
+            super()._init_executor()
+
+
+@contextmanager
+def _cores_of_pytorch() -> Iterator[None]:
+    if os.environ.get(_VARIABLE, "auto") != "auto":
+        yield
+        return
+    os.environ[_VARIABLE] = threads_bind(torch.get_num_threads(), physical_cores())
+    try:
+        yield
+    finally:
+        del os.environ[_VARIABLE]
+
+
+def threads_bind(num_threads: int, cores: list[int]) -> str:
+    """Return `VLLM_CPU_OMP_THREADS_BIND` for so many threads.
+
+    Args:
+        num_threads: to start.
+        cores: ids of logical CPUs, one of each physical core.
+
+    Returns:
+        ids of logical CPUs, or "nobind" if there are not enough of them.
+    """
+    if num_threads > len(cores):
+        return "nobind"
+    return ",".join(map(str, cores[:num_threads]))
+
+
+def physical_cores() -> list[int]:
+    """Return the first logical CPU of each physical core that this process may run on."""
+    first: dict[tuple[int, int], int] = {}
+    for cpu in sorted(cpu_resources.get_allowed_cpu_list(), key=lambda one: one.id):
+        first.setdefault((cpu.numa_node, cpu.physical_core), cpu.id)
+    return list(first.values())
