@@ -28,7 +28,7 @@ test: install
 test-long: install
 	HF_COMPAT_TESTS=long $(BIN)/python -m pytest tests/hf_compat/test_generate.py \
 		tests/hf_compat/test_speculation.py tests/hf_compat/test_beams.py \
-		tests/server/test_fuzz.py tests/hf_numerics
+		tests/server/test_fuzz.py tests/hf_numerics tests/upstream
 
 lint: install
 	$(BIN)/ruff check $(OWN_CODE)

@@ -17,6 +17,7 @@ constexpr const char* kMark = "mark_seen_tokens";
 constexpr const char* kApply = "apply_repetition_penalty";
 constexpr const char* kDraw = "draw_tokens";
 constexpr const char* kProducts = "row_products";
+constexpr const char* kSdpa = "paged_sdpa";
 
 // A std::runtime_error becomes Python's RuntimeError. STD_TORCH_CHECK would do the same, but puts
 // the source file's path and line before the sentence.
@@ -98,6 +99,23 @@ void check_logits(const Tensor& logits) {
         vocab, " tokens.");
 }
 
+// Every token that is read must be in a block that there is.
+void check_ranges(const Tensor& blocks, const int64_t* starts, const int64_t* stops,
+                  int64_t num_blocks, int64_t block_size) {
+  const auto* values = static_cast<const int32_t*>(blocks.data_ptr());
+  const int64_t width = blocks.size(1);
+  for (int64_t i = 0; i < blocks.size(0); ++i) {
+    check(0 <= starts[i] && starts[i] < stops[i] && stops[i] <= width * block_size, kSdpa,
+          ": starts[", i, "] and stops[", i, "] must be a range within the ", width * block_size,
+          " tokens of its blocks, but are ", starts[i], " and ", stops[i], ".");
+    for (int64_t b = starts[i] / block_size; b * block_size < stops[i]; ++b) {
+      const int32_t block = values[i * width + b];
+      check(0 <= block && block < num_blocks, kSdpa, ": blocks[", i, ", ", b, "] is ", block,
+            ", but pages has ", num_blocks, " blocks.");
+    }
+  }
+}
+
 }  // namespace
 
 void check_mark_seen_tokens(const Tensor& seen, const Tensor& slots, const Tensor& token_ids) {
@@ -161,6 +179,32 @@ void check_row_products(const Tensor& x, const Tensor& weight, const std::option
   check_dim(kProducts, "bias", *bias, 1);
   check_contiguous(kProducts, "bias", *bias);
   check_length(kProducts, "bias", *bias, weight.size(0), "rows of weight");
+}
+
+void check_paged_sdpa(const Tensor& query, const Tensor& pages, const Tensor& blocks,
+                      const Tensor& starts, const Tensor& stops, int64_t key_size) {
+  check_dim(kSdpa, "query", query, 4);
+  check_dim(kSdpa, "pages", pages, 4);
+  check_dtype(kSdpa, "pages", pages, query.scalar_type());
+  check(query.size(2) == 1, kSdpa, ": query must have 1 token a request, but has ", query.size(2),
+        ".");
+  check(query.size(3) == key_size, kSdpa, ": query must have heads of key_size ", key_size,
+        ", but has heads of ", query.size(3), ".");
+  check(key_size < pages.size(3), kSdpa, ": key_size must be less than the ", pages.size(3),
+        " columns of pages, but is ", key_size, ".");
+  check(pages.stride(3) == 1, kSdpa, ": the last dimension of pages must be contiguous.");
+  check_dtype(kSdpa, "blocks", blocks, ScalarType::Int);
+  check_dim(kSdpa, "blocks", blocks, 2);
+  check_contiguous(kSdpa, "blocks", blocks);
+  check_length(kSdpa, "blocks", blocks, query.size(0), "requests of query");
+  for (const auto& [name, tensor] : {std::pair("starts", starts), std::pair("stops", stops)}) {
+    check_dtype(kSdpa, name, tensor, ScalarType::Long);
+    check_dim(kSdpa, name, tensor, 1);
+    check_contiguous(kSdpa, name, tensor);
+    check_length(kSdpa, name, tensor, query.size(0), "requests of query");
+  }
+  check_ranges(blocks, static_cast<const int64_t*>(starts.data_ptr()),
+               static_cast<const int64_t*>(stops.data_ptr()), pages.size(0), pages.size(2));
 }
 
 void check_slot(const char* op, int64_t index, int64_t slot, int64_t num_slots) {

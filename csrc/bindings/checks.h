@@ -25,6 +25,10 @@ void check_draw_tokens(const Tensor& probs, const Tensor& states, const Tensor& 
 void check_row_products(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
                         bool is_available);
 
+// The arguments of paged_sdpa: see the op's schema.
+void check_paged_sdpa(const Tensor& query, const Tensor& pages, const Tensor& blocks,
+                      const Tensor& starts, const Tensor& stops, int64_t key_size);
+
 // For the CPU, where values can be looked at before anything is written.
 void check_slot(const char* op, int64_t index, int64_t slot, int64_t num_slots);
 void check_token(int64_t index, int64_t token, int64_t num_words);

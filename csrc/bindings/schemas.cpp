@@ -1,5 +1,4 @@
-// The ops of torch.ops.vllm_fork. Python documents them: vllm/fork_ops/seen_tokens.py and
-// vllm/fork_ops/multinomial.py and vllm/fork_ops/row_products.py.
+// The ops of torch.ops.vllm_fork. Python documents them: the modules of vllm/fork_ops.
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(vllm_fork, library) {
@@ -11,5 +10,8 @@ STABLE_TORCH_LIBRARY(vllm_fork, library) {
       "draw_tokens(Tensor probs, Tensor(a!) states, Tensor slots, Tensor offsets) -> Tensor");
   library.def("row_products(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
   library.def("has_row_products() -> bool");
+  library.def(
+      "paged_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor starts, Tensor stops, "
+      "int key_size, float? scale, bool enable_gqa) -> Tensor");
   library.def("cpu_isa() -> str");
 }

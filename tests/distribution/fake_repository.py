@@ -133,11 +133,12 @@ def write_program(folder: Path, name: str, script: str = "exit 0") -> Path:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Return the text of every file under `folder`, those behind links included."""
+    """Return the text of every file under `folder`, those behind links included; no bytecode."""
     return {
         str((Path(place) / name).relative_to(folder)): (Path(place) / name).read_bytes().decode()
         for place, _, names in os.walk(folder, followlinks=True)
         for name in names
+        if not name.endswith(".pyc")
     }
 
 

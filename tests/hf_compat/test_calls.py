@@ -210,6 +210,7 @@ def test_stop_strings(
     stop_strings: str | list[str],
 ) -> None:
     """Found across prompt, answer and token borders, as HF's vocabulary tables find them."""
+    prompts = prompts[:16]
     expected = [
         hf_rows(hf_model, [p], max_new_tokens=48, stop_strings=stop_strings, tokenizer=tokenizer)[0]
         for p in prompts

@@ -148,7 +148,7 @@ def test_seeds_alone_and_among_others(
 ) -> None:
     configs = [
         GenerationConfig(max_new_tokens=64, do_sample=True, seed=7 * i, **fields)
-        for i in range(size(32, 100))
+        for i in range(size(16, 100))
     ]
     runs = [prompts[i % len(prompts)] for i in range(len(configs))]
     expected = [generate(hf_model, p, c) for p, c in zip(runs, configs, strict=True)]

@@ -43,7 +43,7 @@ def test_guidance(
     arguments = {"max_new_tokens": 30, **fields}
     negative = prompts[16][:negative_len] or None
     outputs = engine.generate(
-        as_prompts(prompts[:10]), use_tqdm=False, negative_prompt_ids=negative, **arguments
+        as_prompts(prompts[:5]), use_tqdm=False, negative_prompt_ids=negative, **arguments
     )
     for prompt, output in zip(prompts, outputs, strict=False):
         rows = [negative] * fields.get("num_return_sequences", 1) if negative else None

@@ -75,7 +75,7 @@ def test_text_in_text_out(
 @pytest.fixture(scope="module")
 def crowded_engine() -> Iterator[LLM]:
     """An engine with chunks of 64 tokens and a KV cache too small for its requests."""
-    small = {"max_num_batched_tokens": 64, "block_size": 32, "num_gpu_blocks_override": 40}
+    small = {"max_num_batched_tokens": 64, "block_size": 32, "num_gpu_blocks_override": 32}
     with bundled_engine(max_model_len=512, **small) as llm:
         yield llm
 
@@ -102,7 +102,7 @@ def test_chunks_preemption_and_prefix_cache(
 ) -> None:
     prompts = prompt_ids(tokenizer, 16, max_len=200)
     configs = [
-        GenerationConfig(**{"max_new_tokens": 96, "eos_token_id": -1, "seed": i, **fields})
+        GenerationConfig(**{"max_new_tokens": 64, "eos_token_id": -1, "seed": i, **fields})
         for i in range(len(prompts))
     ]
     expected = [generate(hf_model, p, c) for p, c in zip(prompts, configs, strict=True)]

@@ -35,7 +35,7 @@ ENGINES: dict[str, dict[str, Any]] = {
         },
         "max_model_len": 512,
         "block_size": 32,
-        "num_gpu_blocks_override": 48,
+        "num_gpu_blocks_override": 32,
     },
     # Right whenever the token is the best of the model's, and only then.
     "draft_model": {
@@ -55,7 +55,7 @@ def drafting_engine(request: pytest.FixtureRequest) -> Iterator[LLM]:
 
 
 @settings(
-    max_examples=size(6, 60),
+    max_examples=size(3, 60),
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
@@ -79,10 +79,10 @@ def test_preemption(
     hf_model: PreTrainedModel,
     prompts: list[list[int]],
 ) -> None:
-    fields = {"max_new_tokens": 48, "do_sample": True, "repetition_penalty": 1.1}
+    fields = {"max_new_tokens": 24, "do_sample": True, "repetition_penalty": 1.1}
     before = counter(drafting_engine, "vllm:num_preemptions")
     compare(drafting_engine, hf_model, prompts[:16], [fields | {"seed": i} for i in range(16)])
-    is_small = drafting_engine.llm_engine.vllm_config.cache_config.num_gpu_blocks == 48
+    is_small = drafting_engine.llm_engine.vllm_config.cache_config.num_gpu_blocks == 32
     assert (counter(drafting_engine, "vllm:num_preemptions") > before) == is_small
 
 
@@ -98,11 +98,11 @@ def test_drafts_are_accepted(
     fields: dict[str, Any],
 ) -> None:
     """Or all other tests would pass an engine that drops every draft."""
-    config = GenerationConfig(max_new_tokens=64, **fields)
+    config = GenerationConfig(max_new_tokens=40, **fields)
     names = [f"vllm:spec_decode_num_{name}_tokens" for name in ("draft", "accepted")]
     before = [counter(drafting_engine, name) for name in names]
-    outputs = drafting_engine.generate(as_prompts(prompts[:8]), config, use_tqdm=False)
-    assert token_ids(outputs) == [generate(hf_model, prompt, config) for prompt in prompts[:8]]
+    outputs = drafting_engine.generate(as_prompts(prompts[:4]), config, use_tqdm=False)
+    assert token_ids(outputs) == [generate(hf_model, prompt, config) for prompt in prompts[:4]]
     drafted, accepted = (
         counter(drafting_engine, name) - count for name, count in zip(names, before, strict=True)
     )

@@ -17,6 +17,7 @@ from transformers import (
 from tests.engines import MODEL, bundled_engine
 from tests.hf_compat.test_parity import as_prompts, counter, token_ids
 from tests.reference import equal_to_the_end, generate_all
+from tests.sizes import size
 from vllm import SamplingParams
 from vllm.hf_compat.answers import HFOutput
 
@@ -40,7 +41,7 @@ def exact_engine(dtype: str) -> Iterator[LLM]:
         max_model_len=512,
         max_num_batched_tokens=512,
         block_size=32,
-        num_gpu_blocks_override=64,
+        num_gpu_blocks_override=56,
     ) as llm:
         yield llm
 
@@ -77,7 +78,9 @@ def test_32_requests_in_flight(
 ) -> None:
     """Among others, and preempted: they wait for one another's memory."""
     configs = [
-        GenerationConfig(max_new_tokens=24 + i, output_logits=True, seed=i, **fields)
+        GenerationConfig(
+            max_new_tokens=size(8, 24) + i // size(2, 1), output_logits=True, seed=i, **fields
+        )
         for i in range(32)
     ]
     before = counter(exact_engine, "vllm:num_preemptions")

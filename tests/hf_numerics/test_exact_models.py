@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from tests.sizes import size
 from tools.make_random_model import make_random_model
 from tools.model_shapes import SHAPES
+from vllm.hf_numerics import row_linear
 from vllm.hf_numerics.exact_model import ExactModel
 from vllm.hf_numerics.grouped_decode import GroupedDecode
 from vllm.hf_numerics.row_linear import GROUP_SIZES, Group, RowLinear, RowPlan, same_bits
@@ -65,7 +66,8 @@ def exact(model: PreTrainedModel, num_requests: int) -> ExactModel:
 
 def blocks_of(request: int) -> torch.Tensor:
     """Return a request's blocks, which are not in their order."""
-    return torch.arange(request * NUM_BLOCKS, (request + 1) * NUM_BLOCKS).flip(0)
+    first = request * NUM_BLOCKS
+    return torch.arange(first, first + NUM_BLOCKS, dtype=torch.int32).flip(0)
 
 
 def load(folder: Path, dtype: str, attention: str) -> PreTrainedModel:
@@ -171,7 +173,10 @@ class ByRow(nn.Linear):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @torch.inference_mode()
-def test_plans_tell_orders_of_summation_apart(dtype: torch.dtype) -> None:
+def test_plans_tell_orders_of_summation_apart(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_linear, "has_row_products", lambda _: False)
     assert RowPlan(ByHalves(256, 64, bias=False, dtype=dtype)).sizes == []
     assert RowPlan(ByRow(256, 64, bias=False, dtype=dtype)).sizes == list(GROUP_SIZES)
 
@@ -213,3 +218,14 @@ def test_a_group_with_other_bits_is_not_used(
     monkeypatch.setattr(GroupedDecode, "__call__", nearly)
     engine = exact(load(tmp_path, "float32", "sdpa"), 1)
     assert engine.group_sizes == [32, 16, 4, 2]
+
+
+@torch.inference_mode()
+def test_an_operator_with_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return nn.functional.linear(x.float(), weight.float()).bfloat16()
+
+    layer = nn.Linear(1024, 512, bias=False, dtype=torch.bfloat16)
+    monkeypatch.setattr(row_linear, "has_row_products", lambda _: True)
+    monkeypatch.setattr(row_linear, "row_products", other)
+    assert not RowPlan(layer).has_operator

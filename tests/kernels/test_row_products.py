@@ -1,4 +1,4 @@
-"""``linear_by_row`` has the bits of ``functional.linear`` of each row by itself."""
+"""``row_products`` has the bits of ``functional.linear`` of each row by itself."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,9 +7,17 @@ import pytest
 import torch
 from torch.nn import functional
 
-from vllm.fork_ops import linear_by_row, row_products
+from vllm.fork_ops import has_row_products, row_products
 
+pytestmark = pytest.mark.skipif(
+    not torch.cpu._is_avx512_supported(), reason="the operator is there with AVX-512 only"
+)
 SHAPES = ((1, 64), (33, 64), (128, 256), (320, 1024), (700, 4096), (4096, 128))
+# PyTorch takes oneDNN's product of a row where the CPU has instructions for bfloat16.
+PYTORCH_HAS_THE_ORDER = (
+    torch.backends.cpu.get_cpu_capability() == "AVX512"
+    and not torch.cpu._is_avx512_bf16_supported()
+)
 
 
 def row_by_row(
@@ -30,54 +38,51 @@ def wide_ranging(rows: int, columns: int, dtype: torch.dtype, seed: int = 0) -> 
     return x.to(dtype)
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 64, 131])
+def in_order(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The operator's order, spelt out: 64 sums of a row, which are folded by halves.
+
+    The product of two bfloat16 numbers is exact in float32, so a sum rounds once.
+    """
+    sums = torch.zeros(x.shape[0], weight.shape[0], 64)
+    for first in range(0, x.shape[1], 64):
+        part = slice(first, first + 64)
+        sums += x[:, None, part].float() * weight[None, :, part].float()
+    while sums.shape[-1] > 1:
+        half = sums.shape[-1] // 2
+        sums = sums[..., :half] + sums[..., half:]
+    offset = 0.0 if bias is None else bias.float()
+    return (sums[..., 0] + offset).to(torch.bfloat16)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 67])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_bits(shape: tuple[int, int], num_rows: int, has_bias: bool) -> None:
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(1)).bfloat16()
     bias = wide_ranging(1, shape[0], torch.bfloat16)[0] if has_bias else None
     x = wide_ranging(num_rows, shape[1], torch.bfloat16)
-    assert torch.equal(linear_by_row(weight)(x, weight, bias), row_by_row(x, weight, bias))
+    found = row_products(x, weight, bias)
+    assert torch.equal(found, in_order(x, weight, bias))
+    if PYTORCH_HAS_THE_ORDER:
+        assert torch.equal(found, row_by_row(x, weight, bias))
 
 
 def test_rows_together_differ() -> None:
     """The test above would pass one product of all rows if PyTorch added alike."""
     weight = torch.randn(4096, 1024, generator=torch.Generator().manual_seed(1)).bfloat16()
     x = torch.randn(64, 1024, generator=torch.Generator().manual_seed(2)).bfloat16()
-    together = functional.linear(x, weight)
-    assert not torch.equal(together, row_by_row(x, weight))
-    assert torch.equal(linear_by_row(weight)(x, weight, None), row_by_row(x, weight))
-
-
-@pytest.mark.skipif(row_products._row_products is None, reason="no AVX-512")
-def test_the_operator_is_what_is_used() -> None:
-    """Not the slow way, where PyTorch takes the kernel whose order the operator has."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX512" or torch.cpu._is_avx512_bf16_supported():
-        pytest.skip("PyTorch multiplies a row by another kernel here")
-    assert linear_by_row(torch.ones(64, 128).bfloat16()) is row_products._with_operator
+    assert not torch.equal(functional.linear(x, weight), row_products(x, weight))
 
 
 @pytest.mark.parametrize(
     ("dtype", "columns"), [(torch.bfloat16, 96), (torch.float16, 64), (torch.float32, 64)], ids=str
 )
-def test_other_weights_go_one_by_one(dtype: torch.dtype, columns: int) -> None:
-    weight = torch.randn(40, columns, generator=torch.Generator().manual_seed(1)).to(dtype)
-    x = torch.randn(5, columns, generator=torch.Generator().manual_seed(2)).to(dtype)
-    by_row = linear_by_row(weight)
-    assert by_row is row_products._one_by_one
-    assert torch.equal(by_row(x, weight, None), row_by_row(x, weight))
-    assert by_row(x[:0], weight, None).shape == (0, 40)
+def test_other_weights(dtype: torch.dtype, columns: int) -> None:
+    assert not has_row_products(torch.zeros(40, columns, dtype=dtype))
 
 
-def test_an_operator_with_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def other(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return row_by_row(x, weight, bias) + 1
-
-    monkeypatch.setattr(row_products, "_row_products", other)
-    assert linear_by_row(torch.ones(64, 128).bfloat16()) is row_products._one_by_one
-
-
-@pytest.mark.skipif(row_products._row_products is None, reason="no AVX-512")
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

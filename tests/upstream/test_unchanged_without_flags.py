@@ -5,14 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.engines import MODEL
+from tests.sizes import size
 from tests.upstream.trees import run_probe
 
 
-@pytest.mark.parametrize(
-    ("dtype", "eager"),
-    [("bfloat16", True), ("float32", False)],
-    ids=["bfloat16", "float32-compiled"],
-)
+@pytest.mark.parametrize(("dtype", "eager"), [("bfloat16", True), ("float32", False)][: size(1, 2)])
 def test_tokens_and_logprobs(dtype: str, eager: bool) -> None:
     arguments = {"model": str(MODEL), "dtype": dtype, "eager": eager}
     ours = run_probe("outputs", upstream=False, arguments=arguments)

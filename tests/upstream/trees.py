@@ -6,7 +6,9 @@ environment, so that nothing but the fork's changes differs.
 
 from __future__ import annotations
 
+import compileall
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -41,8 +43,10 @@ def run_probe(
         ProbeFailed: the script failed.
     """
     variables = {**os.environ, **environment}
+    # The engine in the probe's own process: two more would import everything anew.
+    variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     if upstream:
-        variables["PYTHONPATH"] = str(pristine_tree("cpu"))
+        variables["PYTHONPATH"] = str(_compiled_pristine_tree())
     command = [sys.executable, str(PROBES / f"{name}.py"), json.dumps(arguments or {})]
     status, printed, errors = _run(command, variables)
     if status != 0:
@@ -51,6 +55,13 @@ def run_probe(
     is_pristine = "pristine" in result["vllm"]
     assert is_pristine == upstream, f"ran {result['vllm']}"
     return result["value"]
+
+
+@functools.cache
+def _compiled_pristine_tree() -> Path:
+    tree = pristine_tree("cpu")
+    compileall.compile_dir(tree, quiet=2, workers=0)
+    return tree
 
 
 def _run(command: list[str], variables: dict[str, str]) -> tuple[int, str, str]:

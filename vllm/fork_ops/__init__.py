@@ -4,6 +4,7 @@ Importing this package loads the library and needs torch only, none of the engin
 
 * :mod:`.seen_tokens` - the tokens that a request has seen, and the repetition penalty on them.
 * :mod:`.multinomial` - sampling on CPU with a generator for each request.
+* :mod:`.paged_sdpa` - attention of single tokens to keys and values in pages on CPU.
 * :mod:`.row_products` - products of single rows with a weight on CPU.
 * :mod:`.mt19937` - the states of these generators.
 * :mod:`.library` - where the compiled library is found.
@@ -12,7 +13,8 @@ Importing this package loads the library and needs torch only, none of the engin
 
 from .mt19937 import random_state, seeded_state
 from .multinomial import draw_tokens
-from .row_products import linear_by_row
+from .paged_sdpa import has_paged_sdpa, paged_sdpa
+from .row_products import has_row_products, row_products
 from .seen_tokens import (
     DivisionRule,
     apply_repetition_penalty,
@@ -25,10 +27,13 @@ __all__ = [
     "DivisionRule",
     "apply_repetition_penalty",
     "draw_tokens",
+    "has_paged_sdpa",
+    "has_row_products",
     "hf_division_rule",
-    "linear_by_row",
     "mark_seen_tokens",
     "num_mask_words",
+    "paged_sdpa",
     "random_state",
+    "row_products",
     "seeded_state",
 ]

@@ -12,22 +12,47 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.activations import ACT2CLS
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
+from vllm.fork_ops import has_paged_sdpa, paged_sdpa
 from vllm.hf_numerics.alone import sliding_windows
 from vllm.hf_numerics.kv_pages import LayerPages
 from vllm.hf_numerics.row_linear import Group, RowLinear, RowPlan
 
 _ACTIVATIONS = {one[0] if isinstance(one, tuple) else one for one in ACT2CLS.values()}
 _ROPES = {"default", "linear", "llama3", "yarn"}  # others look at how long a sequence is
+
+
+@dataclass
+class GroupPages:
+    """Keys and values of several requests, which stay where they are until they are needed.
+
+    Attributes:
+        pages: of the layer.
+        blocks: int32 [num_requests, max_blocks].
+        starts: int64 [num_requests], the first token of each that is attended to.
+        stops: int64 [num_requests], the token after the last one.
+    """
+
+    pages: LayerPages
+    blocks: torch.Tensor
+    starts: torch.Tensor
+    stops: torch.Tensor
+
+    def read(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the keys and values of one request (`LayerPages.read`)."""
+        key, value = self.pages.read(self.blocks[i], int(self.starts[i]), int(self.stops[i]))
+        return key.contiguous(), value.contiguous()
 
 
 class GroupCache(DynamicCache):
@@ -51,6 +76,10 @@ class GroupCache(DynamicCache):
         self._pages, self._windows = layers, windows
         self._blocks, self._positions = blocks, positions
         self._places = torch.tensor(positions, device=blocks.device)
+        self._starts = {
+            window: torch.clamp_min(self._places + 1 - (window or self._places.max() + 1), 0)
+            for window in set(windows)
+        }
 
     def update(
         self,
@@ -60,16 +89,12 @@ class GroupCache(DynamicCache):
         *_: Any,
         **__: Any,
     ) -> tuple[Any, Any]:
-        """Store [num_requests, num_heads, 1, head_size]; return all, a list with one of each."""
-        pages, window = self._pages[layer_idx], self._windows[layer_idx]
+        """Store [num_requests, num_heads, 1, head_size]; return where all are, twice."""
+        pages = self._pages[layer_idx]
         pages.write_each(self._blocks, self._places, key_states[:, :, 0], value_states[:, :, 0])
-        keys, values = [], []
-        for blocks, position in zip(self._blocks, self._positions, strict=True):
-            start = 0 if window is None else max(0, position - window + 1)
-            key, value = pages.read(blocks, start, position + 1)
-            keys.append(key.contiguous())
-            values.append(value.contiguous())
-        return keys, values
+        starts = self._starts[self._windows[layer_idx]]
+        found = GroupPages(pages, self._blocks, starts, self._places + 1)
+        return found, found
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the length of the longest sequence; masks and positions do not follow from it."""
@@ -178,23 +203,60 @@ def _row_by_row(forward: Callable[..., Any], group: Group) -> Callable[..., Any]
 
 
 def _attend_as(stock: str) -> Callable[..., Any]:
-    """Return an attention function of Transformers for lists of keys and values."""
+    """Return an attention function of Transformers for the `GroupPages` of a group."""
 
     def attend(
-        module: nn.Module, query: torch.Tensor, key: Any, value: Any, mask: object, **kwargs: Any
+        module: nn.Module,
+        query: torch.Tensor,
+        found: GroupPages,
+        _: GroupPages,
+        mask: object,
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         function = (
             sys.modules[type(module).__module__].eager_attention_forward
             if stock == "eager"
             else ALL_ATTENTION_FUNCTIONS[stock]
         )
+        is_gqa = getattr(module, "num_key_value_groups", 1) > 1
+        if function is sdpa_attention_forward and _has_operator(found.pages, is_gqa, **kwargs):
+            return _attend_in_pages(query, found, is_gqa, **kwargs), None
         one = [
-            function(module, query[i : i + 1], key[i], value[i], None, **kwargs)[0]
+            function(module, query[i : i + 1], *found.read(i), None, **kwargs)[0]
             for i in range(len(query))
         ]
         return torch.cat(one), None
 
     return attend
+
+
+def _has_operator(
+    pages: LayerPages, is_gqa: bool, position_bias: object = None, **_: object
+) -> bool:
+    """Whether all that ``sdpa_attention_forward`` would do is call PyTorch's function."""
+    repeats_heads = is_gqa and not pages.key_size == pages.value_size <= 256
+    return has_paged_sdpa(pages.kv_cache.device) and position_bias is None and not repeats_heads
+
+
+def _attend_in_pages(
+    query: torch.Tensor,
+    found: GroupPages,
+    is_gqa: bool,
+    scaling: float | None = None,
+    **_: object,
+) -> torch.Tensor:
+    """As ``sdpa_attention_forward`` of each request: one token needs no mask and no dropout."""
+    pages = found.pages
+    return paged_sdpa(
+        query,
+        pages.kv_cache,
+        found.blocks,
+        found.starts,
+        found.stops,
+        key_size=pages.key_size,
+        scale=scaling,
+        enable_gqa=is_gqa,
+    )
 
 
 def _no_mask(*_: object, **__: object) -> None:

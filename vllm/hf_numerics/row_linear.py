@@ -17,10 +17,9 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from vllm.fork_ops.row_products import has_row_products, linear_by_row
+from vllm.fork_ops import has_row_products, row_products
 
 Product = Callable[[torch.Tensor], torch.Tensor]
-ByRow = Callable[..., torch.Tensor]
 
 GROUP_SIZES = (32, 16, 8, 4, 2)
 """How many rows are computed together; no other number is."""
@@ -53,15 +52,15 @@ class RowLinear:
         self._layer = layer
         self._group = group
         self._sizes = plan.sizes
-        self._by_row = plan.by_row
+        self._has_operator = plan.has_operator
         self._blocks = _blocks(layer, plan.block_height) if plan.block_height else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the product, of a group [num_requests, ..., in_features]."""
         if not self._group.is_active:
             return self._alone(x)
-        if self._by_row is not None:
-            product = self._by_row(x.flatten(0, -2), self._layer.weight, self._layer.bias)
+        if self._has_operator:
+            product = row_products(x.flatten(0, -2), self._layer.weight, self._layer.bias)
             return product.view(*x.shape[:-1], -1)
         together = next((size for size in self._sizes if size <= len(x)), 1)
         if together == len(x):
@@ -80,19 +79,22 @@ class RowPlan:
         layer: of that shape.
 
     Attributes:
-        by_row: the fork's own product of single rows, if it gives their bits.
-        sizes: those of `GROUP_SIZES` that give each row the bits that it has alone.
+        has_operator: the fork's own product of single rows gives their bits.
+        sizes: those of `GROUP_SIZES` that give each row the bits that it has alone, without.
         block_height: rows of the weights in a block; 0 if they are not multiplied in blocks.
     """
 
     def __init__(self, layer: nn.Linear | Conv1D) -> None:
         probe, rows = _cancelling(layer)
         alone = torch.cat([probe(row) for row in rows.split(1)])
-        self.by_row = _equal_by_row(layer, probe, rows[:, 0], alone[:, 0])
+        self.sizes: list[int] = []
+        self.block_height = 0
+        self.has_operator = _has_operator(probe, rows[:, 0], alone[:, 0])
+        if self.has_operator:
+            return
         self.sizes = [
             size for size in GROUP_SIZES if same_bits(_in_groups(probe, rows, size), alone)
         ]
-        self.block_height = 0
         if not self.sizes and isinstance(layer, nn.Linear):
             height = _height(layer)
             blocks = _blocks(probe, height) if height < layer.out_features else []
@@ -130,15 +132,11 @@ def _cancelling(layer: nn.Linear | Conv1D) -> tuple[Any, torch.Tensor]:
     return probe, rows
 
 
-def _equal_by_row(
-    layer: nn.Linear | Conv1D, probe: Any, rows: torch.Tensor, alone: torch.Tensor
-) -> ByRow | None:
-    """Return the fork's product of single rows, if it is there and gives the bits of `alone`."""
-    weight = probe.weight.data
-    if not isinstance(layer, nn.Linear) or not has_row_products(weight):
-        return None
-    by_row = linear_by_row(weight)
-    return by_row if same_bits(by_row(rows, weight, layer.bias), alone) else None
+def _has_operator(probe: Any, rows: torch.Tensor, alone: torch.Tensor) -> bool:
+    """Whether the fork's product of single rows can multiply `rows`, and gives the bits `alone`."""
+    if not isinstance(probe, nn.Linear) or not has_row_products(probe.weight):
+        return False
+    return same_bits(row_products(rows, probe.weight, probe.bias), alone)
 
 
 def _in_groups(product: Product, rows: torch.Tensor, size: int) -> torch.Tensor:

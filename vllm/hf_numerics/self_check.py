@@ -41,7 +41,8 @@ def equal_group_sizes(
         torch.randint(vocab_size, (1, length + 1), generator=generator).to(device)
         for length in lengths
     ]
-    blocks = torch.arange(count * _NUM_BLOCKS, device=device).view(count, _NUM_BLOCKS)
+    blocks = torch.arange(count * _NUM_BLOCKS, dtype=torch.int32, device=device)
+    blocks = blocks.view(count, _NUM_BLOCKS)
     with _own_pages(layers, count * _NUM_BLOCKS, device):
         for text, length, own in zip(texts, lengths, blocks, strict=True):
             alone(text[:, :length], 0, own)

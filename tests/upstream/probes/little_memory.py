@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-
 from _report import arguments, report
-
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the worker must see the report below
 
 from vllm import LLM, SamplingParams
 from vllm.utils import cpu_resource_utils

@@ -1,0 +1,87 @@
+// The CPU implementation of paged_sdpa.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <array>
+#include <cstring>
+#include <optional>
+
+#include "checks.h"
+
+namespace vllm_fork {
+namespace {
+
+// PyTorch's own function, called through the dispatcher: its bits are what is wanted.
+Tensor sdpa(const Tensor& query, const Tensor& key, const Tensor& value,
+            std::optional<double> scale, bool enable_gqa) {
+  using torch::stable::detail::from;
+  constexpr double dropout_p = 0.0;
+  constexpr bool is_causal = false;
+  std::array<StableIValue, 8> stack{
+      from(query),     from(key),       from(value), from(std::nullopt),
+      from(dropout_p), from(is_causal), from(scale), from(enable_gqa)};
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::scaled_dot_product_attention", "",
+                                                      stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+// Copies the columns from `column` on of one request's pages into target [1, heads, tokens, size].
+void gather(const Tensor& pages, const int32_t* blocks, int64_t start, int64_t column,
+            Tensor& target) {
+  const int64_t heads = target.size(1);
+  const int64_t tokens = target.size(2);
+  const int64_t block_size = pages.size(2);
+  const int64_t bytes = static_cast<int64_t>(pages.element_size());
+  const int64_t row = target.size(3) * bytes;
+  const auto* source = static_cast<const char*>(pages.data_ptr()) + column * bytes;
+  auto* out = static_cast<char*>(target.data_ptr());
+  for (int64_t head = 0; head < heads; ++head) {
+    for (int64_t i = start; i < start + tokens; ++i) {
+      const int64_t place = blocks[i / block_size] * pages.stride(0) + head * pages.stride(1) +
+                            i % block_size * pages.stride(2);
+      std::memcpy(out, source + place * bytes, row);
+      out += row;
+    }
+  }
+}
+
+Tensor paged_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor starts, Tensor stops,
+                  int64_t key_size, std::optional<double> scale, bool enable_gqa) {
+  check_paged_sdpa(query, pages, blocks, starts, stops, key_size);
+  const int64_t requests = query.size(0);
+  const int64_t heads = query.size(1);
+  const int64_t value_size = pages.size(3) - key_size;
+  Tensor result = torch::stable::new_empty(query, {requests, 1, heads, value_size});
+  const auto* all_blocks = static_cast<const int32_t*>(blocks.data_ptr());
+  const auto* first = static_cast<const int64_t*>(starts.data_ptr());
+  const auto* last = static_cast<const int64_t*>(stops.data_ptr());
+  const int64_t row = value_size * static_cast<int64_t>(query.element_size());
+  auto* out = static_cast<char*>(result.data_ptr());
+  torch::stable::parallel_for(0, requests, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int32_t* own = all_blocks + i * blocks.size(1);
+      const int64_t tokens = last[i] - first[i];
+      Tensor key = torch::stable::new_empty(pages, {1, pages.size(1), tokens, key_size});
+      Tensor value = torch::stable::new_empty(pages, {1, pages.size(1), tokens, value_size});
+      gather(pages, own, first[i], 0, key);
+      gather(pages, own, first[i], key_size, value);
+      Tensor one = query;
+      one = torch::stable::narrow(one, 0, i, 1);
+      const Tensor attended = sdpa(one, key, value, scale, enable_gqa);
+      const auto* source = static_cast<const char*>(attended.data_ptr());
+      const int64_t stride = attended.stride(1) * static_cast<int64_t>(query.element_size());
+      for (int64_t head = 0; head < heads; ++head) {
+        std::memcpy(out + (i * heads + head) * row, source + head * stride, row);
+      }
+    }
+  });
+  return result;
+}
+
+}  // namespace
+}  // namespace vllm_fork
+
+STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CPU, library) {
+  library.impl("paged_sdpa", TORCH_BOX(&vllm_fork::paged_sdpa));
+}

@@ -1,0 +1,140 @@
+"""``paged_sdpa`` has the bits of PyTorch's function for each request alone."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from vllm.fork_ops import paged_sdpa
+
+BLOCK_SIZE = 16
+# Longer than the 512 keys that PyTorch's kernel for CPUs takes at a time, too.
+LENGTHS = (1, 2, 15, 16, 17, 100, 513, 1200)
+
+
+def arguments(
+    dtype: torch.dtype, num_heads: int = 8, num_kv_heads: int = 2, sizes: tuple[int, int] = (64, 64)
+) -> dict[str, Any]:
+    """Random queries, and keys and values in blocks that are in no order."""
+    generator = torch.Generator().manual_seed(0)
+    per_request = -(-max(LENGTHS) // BLOCK_SIZE)
+    num_blocks = per_request * len(LENGTHS)
+    pages = torch.randn(num_blocks, num_kv_heads, BLOCK_SIZE, sum(sizes), generator=generator)
+    blocks = torch.randperm(num_blocks, generator=generator).to(torch.int32)
+    query = torch.randn(len(LENGTHS), num_heads, 1, sizes[0], generator=generator)
+    return {
+        "query": query.to(dtype),
+        "pages": pages.to(dtype),
+        "blocks": blocks.view(len(LENGTHS), per_request),
+        "starts": torch.zeros(len(LENGTHS), dtype=torch.int64),
+        "stops": torch.tensor(LENGTHS),
+        "key_size": sizes[0],
+    }
+
+
+def one_by_one(
+    query: torch.Tensor,
+    pages: torch.Tensor,
+    blocks: torch.Tensor,
+    starts: torch.Tensor,
+    stops: torch.Tensor,
+    key_size: int,
+    **options: Any,
+) -> torch.Tensor:
+    found = []
+    for i, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
+        own = pages[blocks[i].long()].transpose(0, 1).flatten(1, 2)[None, :, start:stop]
+        key, value = own[..., :key_size].contiguous(), own[..., key_size:].contiguous()
+        one = functional.scaled_dot_product_attention(query[i : i + 1], key, value, **options)
+        found.append(one.transpose(1, 2))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(8, 8), (8, 2), (6, 1)])
+@pytest.mark.parametrize("sizes", [(64, 64), (128, 128), (80, 80), (24, 16)], ids=str)
+@pytest.mark.parametrize("scale", [None, 0.25])
+def test_bits(
+    dtype: torch.dtype, num_heads: int, num_kv_heads: int, sizes: tuple[int, int], scale: float
+) -> None:
+    given = arguments(dtype, num_heads, num_kv_heads, sizes)
+    given |= {"scale": scale, "enable_gqa": num_heads > num_kv_heads}
+    assert torch.equal(paged_sdpa(**given), one_by_one(**given))
+
+
+def test_windows() -> None:
+    given = arguments(torch.bfloat16, num_kv_heads=8)
+    given["starts"] = (given["stops"] - 40).clamp_min(0)
+    assert torch.equal(paged_sdpa(**given), one_by_one(**given))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (1, 0, 2, 3), (2, 1, 0, 3)], ids=str)
+def test_pages_need_not_be_contiguous(order: tuple[int, ...]) -> None:
+    """vLLM lays a cache out in its own way."""
+    given = arguments(torch.float32, num_kv_heads=8)
+    expected = paged_sdpa(**given)
+    given["pages"] = given["pages"].permute(order).contiguous().permute(order)
+    assert torch.equal(paged_sdpa(**given), expected)
+
+
+def test_no_requests() -> None:
+    given = arguments(torch.float32)
+    for name in ("query", "blocks", "starts", "stops"):
+        given[name] = given[name][:0]
+    assert paged_sdpa(**given).shape == (0, 1, 8, 64)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_share_requests_and_not_sums(threads: int) -> None:
+    given = arguments(torch.bfloat16, num_kv_heads=8)
+    expected = one_by_one(**given)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(paged_sdpa(**given), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+def changed(name: str, index: int, value: int) -> Callable[[dict[str, Any]], None]:
+    def change(given: dict[str, Any]) -> None:
+        given[name].view(-1)[index] = value
+
+    return change
+
+
+def replaced(name: str, make: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
+    def change(given: dict[str, Any]) -> None:
+        given[name] = make(given[name])
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (replaced("query", lambda q: q[0]), r"query must have 4 dimension\(s\), but has 3"),
+        (replaced("query", lambda q: q.expand(-1, -1, 3, -1)), "query must have 1 token a request"),
+        (replaced("query", lambda q: q[..., :9]), "query must have heads of key_size 64, but has"),
+        (replaced("key_size", lambda _: 128), "query must have heads of key_size 128"),
+        (replaced("pages", lambda p: p.double()), "pages must have dtype float32"),
+        (replaced("pages", lambda p: p[..., :64]), "key_size must be less than the 64 columns"),
+        (replaced("pages", lambda p: torch.cat([p, p], -1)[..., ::2]), "must be contiguous"),
+        (replaced("blocks", lambda b: b.long()), "blocks must have dtype int32, but has int64"),
+        (replaced("blocks", lambda b: b[1:]), "blocks must have one entry for each of the 8"),
+        (replaced("starts", lambda s: s.int()), "starts must have dtype int64, but has int32"),
+        (replaced("stops", lambda s: s[:-1]), "stops must have one entry for each of the 8"),
+        (changed("stops", 3, 0), r"starts\[3\] and stops\[3\] must be a range within the 1200"),
+        (changed("starts", 0, -1), r"starts\[0\] and stops\[0\] must be a range"),
+        (changed("stops", 7, 1201), r"are 0 and 1201"),
+        (changed("blocks", 0, 600), r"blocks\[0, 0\] is 600, but pages has 600 blocks"),
+        (changed("blocks", 75, -1), r"blocks\[1, 0\] is -1"),
+    ],
+)
+def test_argument_errors(change: Callable[[dict[str, Any]], None], sentence: str) -> None:
+    given = arguments(torch.float32)
+    change(given)
+    with pytest.raises(RuntimeError, match=f"^paged_sdpa: .*{sentence}"):
+        paged_sdpa(**given)

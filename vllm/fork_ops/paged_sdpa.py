@@ -1,0 +1,68 @@
+"""Attention of one new token of each of several requests to keys and values in pages, on CPU.
+
+It is ``torch.nn.functional.scaled_dot_product_attention``, called for each request alone, so it has
+that function's bits. The requests are shared out between threads, and nothing of it is Python.
+"""
+
+import torch
+
+from . import library
+
+__all__ = ["has_paged_sdpa", "paged_sdpa"]
+
+_is_there = library.load()
+
+if _is_there:
+
+    @torch.library.register_fake("vllm_fork::paged_sdpa")
+    def _(
+        query: torch.Tensor,
+        pages: torch.Tensor,
+        blocks: torch.Tensor,
+        starts: torch.Tensor,
+        stops: torch.Tensor,
+        key_size: int,
+        scale: float | None,
+        enable_gqa: bool,
+    ) -> torch.Tensor:
+        return query.new_empty(query.shape[0], 1, query.shape[1], pages.shape[3] - key_size)
+
+
+def has_paged_sdpa(device: torch.device) -> bool:
+    """Whether the operator is there for tensors of a device."""
+    return _is_there and device.type == "cpu"
+
+
+def paged_sdpa(
+    query: torch.Tensor,
+    pages: torch.Tensor,
+    blocks: torch.Tensor,
+    starts: torch.Tensor,
+    stops: torch.Tensor,
+    *,
+    key_size: int,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Attend to each request's own keys and values.
+
+    Args:
+        query: [num_requests, num_heads, 1, key_size].
+        pages: [num_blocks, num_kv_heads, block_size, key_size + value_size] in the dtype of the
+            query: keys, and values beside them.
+        blocks: int32 [num_requests, max_blocks], where each request's tokens are.
+        starts: int64 [num_requests], the first token that is attended to.
+        stops: int64 [num_requests], the token after the last one.
+        key_size: of a head.
+        scale: as of PyTorch's function.
+        enable_gqa: likewise.
+
+    Returns:
+        [num_requests, 1, num_heads, value_size].
+
+    Raises:
+        RuntimeError: a shape, a dtype or a place is wrong; the sentence names the argument.
+    """
+    return torch.ops.vllm_fork.paged_sdpa(
+        query, pages, blocks, starts, stops, key_size, scale, enable_gqa
+    )
