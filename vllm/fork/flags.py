@@ -43,10 +43,10 @@ class FlagSpec:
 SPECS: dict[str, FlagSpec] = {
     "hf_compat": FlagSpec(
         modes=("exact",),
-        available=(True,),
+        available=(True, "exact"),
         help="Answer as Hugging Face `generate()` does: its defaults and generation_config.json "
         "rules, its stopping rule, its logits processors over the whole prompt and output, and its "
-        "sampled tokens for a seed.",
+        "sampled tokens for a seed. `exact` also computes the very bits of its logits, slower.",
     ),
     "split_qkv": FlagSpec(
         modes=(),

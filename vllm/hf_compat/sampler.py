@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -21,16 +22,26 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 logger = init_logger(__name__)
+
+
+_RUNNERS: WeakValueDictionary[int, GPUModelRunner] = WeakValueDictionary()
 
 
 def sampler_for(runner: GPUModelRunner, upstream: Sampler) -> Sampler:
     """Return the sampler that `runner` uses: `upstream`, or an `HFSampler` in hf_compat."""
     if not ForkFlags.of(runner.vllm_config).hf_compat:
         return upstream
+    _RUNNERS[id(runner.vllm_config)] = runner
     return HFSampler(runner, upstream)
+
+
+def runner_of(vllm_config: VllmConfig) -> GPUModelRunner:
+    """Return the model runner of hf_compat that was made with this very object."""
+    return _RUNNERS[id(vllm_config)]
 
 
 def take_outputs(sampler: Sampler) -> dict[str, dict[str, Any]] | None:

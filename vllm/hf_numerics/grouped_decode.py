@@ -1,0 +1,203 @@
+"""The next tokens of many requests at once, where that is proven to leave every bit as it is.
+
+Between its matrix products a decoder treats rows alone, so several requests' tokens can share one
+call of the model if the products (`row_linear`) and attention keep to each request's own shapes.
+Attention does, by calling Transformers' own function for each request with its keys and values.
+Whether the whole gives the bits of one request after the other is tried when the engine starts, on
+the loaded weights; if it does not, requests are computed alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import DynamicCache, PreTrainedModel
+from transformers.activations import ACT2CLS
+from transformers.cache_utils import DynamicSlidingWindowLayer
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.pytorch_utils import Conv1D
+
+from vllm.hf_numerics.kv_pages import LayerPages
+from vllm.hf_numerics.row_linear import RowLinear, RowPlan
+
+_ACTIVATIONS = {one[0] if isinstance(one, tuple) else one for one in ACT2CLS.values()}
+_ROPES = {"default", "linear", "llama3", "yarn"}  # others look at how long a sequence is
+
+
+class GroupCache(DynamicCache):
+    """HF's cache as a model's layers call it, for one new token of several requests.
+
+    Args:
+        layers: the pages of each layer.
+        windows: the sliding window of each layer, None without.
+        blocks: int [num_requests, max_blocks].
+        positions: of the new tokens.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerPages],
+        windows: Sequence[int | None],
+        blocks: torch.Tensor,
+        positions: Sequence[int],
+    ) -> None:
+        super().__init__()
+        self._pages, self._windows = layers, windows
+        self._blocks, self._positions = blocks, positions
+        self._places = torch.tensor(positions, device=blocks.device)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Any, Any]:
+        """Store [num_requests, num_heads, 1, head_size]; return all, a list with one of each."""
+        pages, window = self._pages[layer_idx], self._windows[layer_idx]
+        pages.write_each(self._blocks, self._places, key_states[:, :, 0], value_states[:, :, 0])
+        keys, values = [], []
+        for blocks, position in zip(self._blocks, self._positions, strict=True):
+            start = 0 if window is None else max(0, position - window + 1)
+            key, value = pages.read(blocks, start, position + 1)
+            keys.append(key.contiguous())
+            values.append(value.contiguous())
+        return keys, values
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the length of the longest sequence; masks and positions do not follow from it."""
+        return max(self._positions)
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """As ``DynamicCache.get_mask_sizes``, for masks that are not made."""
+        return max(self._positions) + query_length, 0
+
+
+def can_group(model: PreTrainedModel) -> bool:
+    """Whether a model's attention can be called for each request alone."""
+    config = model.config.get_text_config(decoder=True)
+    ropes = getattr(config, "rope_parameters", None) or {}
+    kinds = {
+        one.get("rope_type", "default")
+        for one in ([ropes] if "rope_type" in ropes else ropes.values())
+        if isinstance(one, dict)
+    }
+    return (
+        bool(getattr(model, "_supports_attention_backend", False))
+        and getattr(model, "hf_quantizer", None) is None
+        and model.config._attn_implementation in _GROUPED
+        and kinds <= _ROPES
+    )
+
+
+class GroupedDecode:
+    """Computes one token of each of several requests.
+
+    Args:
+        model: for which `can_group` holds.
+        layers: the pages of each layer.
+    """
+
+    def __init__(self, model: PreTrainedModel, layers: Sequence[LayerPages]) -> None:
+        self._model = model
+        self._layers = layers
+        text_config = model.config.get_text_config(decoder=True)
+        self._windows = [
+            layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None
+            for layer in DynamicCache(config=text_config).layers
+        ] or [None] * len(layers)
+        self._stock = model.config._attn_implementation
+        found = (getattr(module, "config", None) for module in model.modules())
+        self._configs = {id(one): one for one in found if one is not None}.values()
+        plans: dict[Any, RowPlan] = {}
+        for module in model.modules():
+            if isinstance(module, nn.Linear | Conv1D):
+                key = RowPlan.key(module)
+                if key not in plans:
+                    plans[key] = RowPlan(module)
+                module.forward = RowLinear(module, plans[key])  # type: ignore[method-assign]
+            elif hasattr(module, "experts") or type(module) in _ACTIVATIONS:
+                module.forward = _row_by_row(module.forward)
+
+    def __call__(
+        self, token_ids: torch.Tensor, blocks: torch.Tensor, positions: Sequence[int]
+    ) -> torch.Tensor:
+        """Return the next logits of each request, [num_requests, vocab_size].
+
+        Args:
+            token_ids: int64 [num_requests], the newest tokens.
+            blocks: int [num_requests, max_blocks].
+            positions: theirs.
+        """
+        cache = GroupCache(self._layers, self._windows, blocks, positions)
+        places = torch.tensor(positions, device=token_ids.device)[:, None]
+        with self._row_attention():
+            output = self._model(
+                input_ids=token_ids[:, None],
+                position_ids=places,
+                past_key_values=cache,
+                use_cache=True,
+                return_dict=True,
+            )
+        return output.logits[:, -1]
+
+    @contextmanager
+    def _row_attention(self) -> Iterator[None]:
+        """Let the model's layers attend for each request alone while they compute a group."""
+        for config in self._configs:
+            config._attn_implementation_internal = _GROUPED[self._stock]
+        try:
+            yield
+        finally:
+            for config in self._configs:
+                config._attn_implementation_internal = self._stock
+
+
+def _row_by_row(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `forward`, called for each request alone.
+
+    Experts multiply the rows that are sent to them. Activations round differently where PyTorch's
+    loop over a tensor ends, or is split between threads, and no whole vector is left.
+    """
+
+    def each(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if x.dim() != 3 or len(x) == 1 or x.shape[1] != 1:
+            return forward(x, *args, **kwargs)
+        answers = [forward(row, *args, **kwargs) for row in x.split(1)]
+        if isinstance(answers[0], tuple):
+            return tuple(torch.cat(parts) for parts in zip(*answers, strict=True))
+        return torch.cat(answers)
+
+    return each
+
+
+def _attend_as(stock: str) -> Callable[..., Any]:
+    """Return an attention function of Transformers for lists of keys and values."""
+
+    def attend(
+        module: nn.Module, query: torch.Tensor, key: Any, value: Any, mask: object, **kwargs: Any
+    ) -> tuple[torch.Tensor, None]:
+        function = (
+            sys.modules[type(module).__module__].eager_attention_forward
+            if stock == "eager"
+            else ALL_ATTENTION_FUNCTIONS[stock]
+        )
+        one = [
+            function(module, query[i : i + 1], key[i], value[i], None, **kwargs)[0]
+            for i in range(len(query))
+        ]
+        return torch.cat(one), None
+
+    return attend
+
+
+def _no_mask(*_: object, **__: object) -> None:
+    """Return no mask: a request's newest token sees all keys that it is given."""
+
+
+_GROUPED = {stock: f"vllm_exact_{stock}" for stock in ("sdpa", "eager")}
+for _stock, _grouped in _GROUPED.items():
+    ALL_ATTENTION_FUNCTIONS.register(_grouped, _attend_as(_stock))
+    ALL_MASK_ATTENTION_FUNCTIONS.register(_grouped, _no_mask)

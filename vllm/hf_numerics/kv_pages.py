@@ -1,0 +1,178 @@
+"""The keys and values of a Transformers model in the blocks of vLLM's KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionMetadataBuilder,
+    CommonAttentionMetadata,
+    MultipleOf,
+)
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheLayout, KVCacheSpec
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+@dataclass
+class StepMetadata:
+    """Where the tokens of a step are, for each request of the batch.
+
+    Attributes:
+        starts: the first token of each request among those of the step, and the end of the last.
+        seq_lens: tokens of each request, those of the step included.
+        block_table: int32 [num_requests, max_blocks].
+    """
+
+    starts: list[int]
+    seq_lens: list[int]
+    block_table: torch.Tensor
+
+
+class StepMetadataBuilder(AttentionMetadataBuilder[Any]):
+    """Makes `StepMetadata`."""
+
+    def __init__(
+        self,
+        kv_cache_spec: Any,
+        layer_names: list[str],
+        vllm_config: VllmConfig,
+        device: torch.device,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> StepMetadata:
+        """As ``AttentionMetadataBuilder.build``."""
+        common = common_attn_metadata
+        return StepMetadata(
+            starts=common.query_start_loc_cpu[: common.num_reqs + 1].tolist(),
+            seq_lens=common.seq_lens[: common.num_reqs].tolist(),
+            block_table=common.block_table_tensor,
+        )
+
+
+class PagesBackend(AttentionBackend):
+    """Tells vLLM how the KV cache is laid out; attention itself is the model's."""
+
+    @staticmethod
+    def get_name() -> str:
+        """As ``AttentionBackend.get_name``."""
+        return "HF_EXACT"
+
+    @staticmethod
+    def get_impl_cls() -> Any:
+        """There is none: no layer of vLLM computes attention."""
+        raise NotImplementedError("the Transformers model computes its attention itself")
+
+    @staticmethod
+    def get_builder_cls() -> type[StepMetadataBuilder]:
+        """As ``AttentionBackend.get_builder_cls``."""
+        return StepMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
+        """Any size will do."""
+        return [MultipleOf(1)]
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
+        """Tokens of a head and block are neighbours, keys and values of a token too."""
+        return (KVCacheLayout.LBHNC,)
+
+
+class LayerPages(AttentionLayerBase):
+    """The part of the KV cache that holds one layer's keys and values.
+
+    Args:
+        num_heads: of keys and values as the model caches them.
+        key_size: of a head.
+        value_size: of a head.
+        dtype: as the model computes them.
+    """
+
+    def __init__(
+        self, num_heads: int, key_size: int, value_size: int, dtype: torch.dtype
+    ) -> None:
+        self.num_heads, self.key_size, self.value_size = num_heads, key_size, value_size
+        self.dtype = dtype
+        self.kv_cache = torch.empty(0)  # until vLLM binds it
+
+    def get_attn_backend(self) -> type[AttentionBackend]:
+        """As ``AttentionLayerBase.get_attn_backend``."""
+        return PagesBackend
+
+    def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec:
+        """As ``AttentionLayerBase.get_kv_cache_spec``; a sliding window keeps its blocks too."""
+        return FullAttentionSpec(
+            block_size=vllm_config.cache_config.block_size,
+            num_kv_heads=self.num_heads,
+            head_size=self.key_size,
+            head_size_v=self.value_size,
+            dtype=self.dtype,
+        )
+
+    def read(self, blocks: torch.Tensor, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return copies of some keys and values.
+
+        Args:
+            blocks: int [num_blocks], of the request.
+            start: the first position.
+            stop: the position after the last one.
+
+        Returns:
+            [1, num_heads, stop - start, key_size] and the same for values.
+        """
+        size = self.kv_cache.shape[2]
+        first, last = start // size, -(-stop // size)
+        pages = self.kv_cache[blocks[first:last]].transpose(0, 1).flatten(1, 2)
+        found = pages[None, :, start - first * size : stop - first * size]
+        return found[..., : self.key_size], found[..., self.key_size :]
+
+    def write(
+        self, blocks: torch.Tensor, stop: int, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
+        """Store keys and values.
+
+        Args:
+            blocks: int [num_blocks], of the request.
+            stop: the position after the last one.
+            keys: [1, num_heads, num_tokens, key_size].
+            values: [1, num_heads, num_tokens, value_size].
+        """
+        positions = torch.arange(stop - keys.shape[2], stop, device=blocks.device)
+        size = self.kv_cache.shape[2]
+        pages, offsets = blocks[positions // size].long(), positions % size
+        self.kv_cache[pages, :, offsets, : self.key_size] = keys[0].transpose(0, 1)
+        self.kv_cache[pages, :, offsets, self.key_size :] = values[0].transpose(0, 1)
+
+    def write_each(
+        self,
+        blocks: torch.Tensor,
+        positions: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+    ) -> None:
+        """Store one key and value of each of several requests.
+
+        Args:
+            blocks: int [num_requests, max_blocks].
+            positions: int64 [num_requests], where.
+            keys: [num_requests, num_heads, key_size].
+            values: [num_requests, num_heads, value_size].
+        """
+        size = self.kv_cache.shape[2]
+        pages = blocks.gather(1, (positions // size)[:, None])[:, 0].long()
+        offsets = positions % size
+        self.kv_cache[pages, :, offsets, : self.key_size] = keys
+        self.kv_cache[pages, :, offsets, self.key_size :] = values
