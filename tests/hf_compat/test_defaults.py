@@ -55,7 +55,6 @@ def frontend_of(model: PreTrainedModel, max_model_len: int = 4096) -> Frontend:
         model.config,
         max_model_len=max_model_len,
         vocab_size=model.config.vocab_size,
-        has_tokenizer=True,
     )
 
 

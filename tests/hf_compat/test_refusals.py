@@ -39,6 +39,8 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"forced_eos_token_id": 4096}, "forced_eos_token_id names token 4096"),
     ({"forced_bos_token_id": -1}, "forced_bos_token_id names token -1"),
     ({"no_repeat_ngram_size": 2.5}, "ngram_size"),
+    ({"stop_strings": []}, r"fails on stop_strings=\[\]: Stop string preprocessing"),
+    ({"stop_strings": ["\ud800"]}, "fails on stop_strings=.*surrogates not allowed"),
 ]
 
 
@@ -98,13 +100,28 @@ def test_one_bad_request_of_a_list_loses_nothing(engine: LLM) -> None:
     assert len(engine.generate(PROMPT, good, use_tqdm=False)) == 1
 
 
+EXCLUDED_BY_EXACT: list[tuple[dict[str, Any], str]] = [
+    ({"enable_prefix_caching": True}, "enable_prefix_caching=True, since prompts"),
+    ({"enable_chunked_prefill": True}, "enable_chunked_prefill=True"),
+    ({"tensor_parallel_size": 2}, "tensor_parallel_size=2, since sums"),
+    ({"enable_lora": True}, "enable_lora=True"),
+    ({"quantization": "fp8"}, "quantization='fp8', since Transformers"),
+    ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8'"),
+    ({"load_format": "dummy"}, "load_format='dummy'"),
+    ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "speculative"),
+]
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         ({"split_qkv": True}, "split_qkv=True is not implemented"),
         ({"deterministic": True}, "deterministic=True is not implemented"),
         ({"deterministic": "batch"}, "deterministic='batch' is not implemented"),
-        ({"hf_compat": "exact"}, "hf_compat='exact' is not implemented"),
+        *(
+            ({"hf_compat": "exact", **arguments}, 'hf_compat="exact" does not go with ' + sentence)
+            for arguments, sentence in EXCLUDED_BY_EXACT
+        ),
         ({"hf_compat": "yes"}, "hf_compat='yes' is not a value"),
         ({"hf_compat": 1.5}, "hf_compat=1.5 is not a value"),
         ({"hf_compat": True, "generation_config": "vllm"}, "leave one of the two out"),

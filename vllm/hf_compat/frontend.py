@@ -8,7 +8,7 @@ once the prompt is tokenised, as the engine's own copy (`finish`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +28,10 @@ from vllm.hf_compat.generation_config import (
 from vllm.hf_compat.request import HFRequest
 from vllm.hf_compat.room import Room, check_beams, check_guidance
 from vllm.hf_compat.sampling_params import from_sampling_params, turn_off_processors
-from vllm.hf_compat.stopping import Stopping
+from vllm.hf_compat.stopping import Stopping, check_stop_strings
 from vllm.hf_compat.support import check_fields, check_request, step_fields
 from vllm.sampling_params import BeamSearchParams, SamplingParams
+from vllm.tokenizers import cached_tokenizer_from_config
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +62,11 @@ def frontend_for(vllm_config: VllmConfig) -> Frontend | None:
         model_config.hf_config,
         max_model_len=model_config.max_model_len,
         vocab_size=model_config.get_vocab_size(),
-        has_tokenizer=not model_config.skip_tokenizer_init,
+        tokenizer=(
+            None
+            if model_config.skip_tokenizer_init
+            else lambda: cached_tokenizer_from_config(model_config)
+        ),
         room=Room(vllm_config),
     )
 
@@ -94,7 +99,7 @@ class Frontend:
         model_config: Transformers' configuration of the model.
         max_model_len: the engine's limit of prompt and answer together, in tokens.
         vocab_size: width of the logits.
-        has_tokenizer: whether the engine turns tokens into text.
+        tokenizer: returns the model's; None if the engine does not turn tokens into text.
         room: for requests of several rows.
     """
 
@@ -105,12 +110,12 @@ class Frontend:
         *,
         max_model_len: int,
         vocab_size: int,
-        has_tokenizer: bool = True,
+        tokenizer: Callable[[], Any] | None = None,
         room: Room | None = None,
     ) -> None:
         self.of_model = of_model
         self.max_model_len = max_model_len
-        self.has_tokenizer = has_tokenizer
+        self._tokenizer = tokenizer
         self.vocab_size = vocab_size
         self._room = room or Room()
         self.max_position_embeddings: int | None = getattr(
@@ -224,11 +229,13 @@ class Frontend:
         call: GenerateCall,
         request: HFRequest,
     ) -> None:
-        if config.stop_strings is not None and not (self.has_tokenizer and params.detokenize):
-            raise VLLMValidationError(
-                "stop_strings are looked for with the model's tokenizer, which this request or "
-                "engine leaves out: set detokenize=True, and skip_tokenizer_init=False."
-            )
+        if config.stop_strings is not None:
+            if self._tokenizer is None or not params.detokenize:
+                raise VLLMValidationError(
+                    "stop_strings are looked for with the model's tokenizer, which this request or "
+                    "engine leaves out: set detokenize=True, and skip_tokenizer_init=False."
+                )
+            check_stop_strings(config.stop_strings, self._tokenizer())
         padding = [request.pad_token_id] * request.left_padding
         Stopping(config, call.stopping_criteria, padding).attach(params)
 

@@ -19,6 +19,7 @@ from transformers.generation import (
     StopStringCriteria,
 )
 
+from vllm.exceptions import VLLMValidationError
 from vllm.hf_compat.call import Callbacks
 from vllm.hf_compat.request import HFRequest
 from vllm.logger import init_logger
@@ -81,6 +82,21 @@ def criteria_of_search(request: HFRequest, model_config: ModelConfig) -> list[St
         lambda: cached_tokenizer_from_config(model_config),
     )
     return [*found, *Callbacks.unpack(request.pickled).stopping_criteria]
+
+
+def check_stop_strings(stop_strings: str | list[str], tokenizer: Any) -> None:
+    """Refuse what Transformers cannot look for.
+
+    Raises:
+        VLLMValidationError: with its reason.
+    """
+    try:
+        StopStringCriteria(tokenizer, stop_strings)
+    except (ValueError, TypeError, AssertionError) as error:
+        raise VLLMValidationError(
+            f"Transformers fails on stop_strings={stop_strings!r:.200}: {error}",
+            parameter="stop_strings",
+        ) from None
 
 
 def _criteria(

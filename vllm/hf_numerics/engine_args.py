@@ -25,6 +25,7 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
     args.enforce_eager = True
     args.enable_prefix_caching = False
     args.enable_chunked_prefill = False
+    args.async_scheduling = False  # tokens are read from the host
 
 
 def _refuse(args: EngineArgs) -> None:

@@ -18,13 +18,13 @@ import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.activations import ACT2CLS
-from transformers.cache_utils import DynamicSlidingWindowLayer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
+from vllm.hf_numerics.alone import sliding_windows
 from vllm.hf_numerics.kv_pages import LayerPages
-from vllm.hf_numerics.row_linear import RowLinear, RowPlan
+from vllm.hf_numerics.row_linear import Group, RowLinear, RowPlan
 
 _ACTIVATIONS = {one[0] if isinstance(one, tuple) else one for one in ACT2CLS.values()}
 _ROPES = {"default", "linear", "llama3", "yarn"}  # others look at how long a sequence is
@@ -53,7 +53,12 @@ class GroupCache(DynamicCache):
         self._places = torch.tensor(positions, device=blocks.device)
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *_: Any, **__: Any
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *_: Any,
+        **__: Any,
     ) -> tuple[Any, Any]:
         """Store [num_requests, num_heads, 1, head_size]; return all, a list with one of each."""
         pages, window = self._pages[layer_idx], self._windows[layer_idx]
@@ -103,23 +108,20 @@ class GroupedDecode:
     def __init__(self, model: PreTrainedModel, layers: Sequence[LayerPages]) -> None:
         self._model = model
         self._layers = layers
-        text_config = model.config.get_text_config(decoder=True)
-        self._windows = [
-            layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else None
-            for layer in DynamicCache(config=text_config).layers
-        ] or [None] * len(layers)
+        self._windows = sliding_windows(model, len(layers))
         self._stock = model.config._attn_implementation
         found = (getattr(module, "config", None) for module in model.modules())
         self._configs = {id(one): one for one in found if one is not None}.values()
+        self._group = Group()
         plans: dict[Any, RowPlan] = {}
         for module in model.modules():
             if isinstance(module, nn.Linear | Conv1D):
                 key = RowPlan.key(module)
                 if key not in plans:
                     plans[key] = RowPlan(module)
-                module.forward = RowLinear(module, plans[key])  # type: ignore[method-assign]
+                module.forward = RowLinear(module, plans[key], self._group)  # type: ignore[method-assign]
             elif hasattr(module, "experts") or type(module) in _ACTIVATIONS:
-                module.forward = _row_by_row(module.forward)
+                module.forward = _row_by_row(module.forward, self._group)
 
     def __call__(
         self, token_ids: torch.Tensor, blocks: torch.Tensor, positions: Sequence[int]
@@ -133,7 +135,7 @@ class GroupedDecode:
         """
         cache = GroupCache(self._layers, self._windows, blocks, positions)
         places = torch.tensor(positions, device=token_ids.device)[:, None]
-        with self._row_attention():
+        with self._row_by_row():
             output = self._model(
                 input_ids=token_ids[:, None],
                 position_ids=places,
@@ -144,26 +146,28 @@ class GroupedDecode:
         return output.logits[:, -1]
 
     @contextmanager
-    def _row_attention(self) -> Iterator[None]:
-        """Let the model's layers attend for each request alone while they compute a group."""
+    def _row_by_row(self) -> Iterator[None]:
+        """Let the model's layers treat each request alone while they compute a group."""
+        self._group.is_active = True
         for config in self._configs:
             config._attn_implementation_internal = _GROUPED[self._stock]
         try:
             yield
         finally:
+            self._group.is_active = False
             for config in self._configs:
                 config._attn_implementation_internal = self._stock
 
 
-def _row_by_row(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `forward`, called for each request alone.
+def _row_by_row(forward: Callable[..., Any], group: Group) -> Callable[..., Any]:
+    """Return `forward`, called for each request of a group alone.
 
     Experts multiply the rows that are sent to them. Activations round differently where PyTorch's
     loop over a tensor ends, or is split between threads, and no whole vector is left.
     """
 
     def each(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if x.dim() != 3 or len(x) == 1 or x.shape[1] != 1:
+        if not group.is_active:
             return forward(x, *args, **kwargs)
         answers = [forward(row, *args, **kwargs) for row in x.split(1)]
         if isinstance(answers[0], tuple):

@@ -101,9 +101,7 @@ class LayerPages(AttentionLayerBase):
         dtype: as the model computes them.
     """
 
-    def __init__(
-        self, num_heads: int, key_size: int, value_size: int, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, num_heads: int, key_size: int, value_size: int, dtype: torch.dtype) -> None:
         self.num_heads, self.key_size, self.value_size = num_heads, key_size, value_size
         self.dtype = dtype
         self.kv_cache = torch.empty(0)  # until vLLM binds it
@@ -122,7 +120,9 @@ class LayerPages(AttentionLayerBase):
             dtype=self.dtype,
         )
 
-    def read(self, blocks: torch.Tensor, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(
+        self, blocks: torch.Tensor, start: int, stop: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return copies of some keys and values.
 
         Args:

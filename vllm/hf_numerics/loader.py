@@ -12,6 +12,7 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
 
+
 class ExactLoader(BaseModelLoader):
     """``AutoModelForCausalLM.from_pretrained``, as a user of Transformers calls it."""
 

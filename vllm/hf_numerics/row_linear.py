@@ -25,22 +25,35 @@ GROUP_SIZES = (32, 16, 8, 4, 2)
 _BLOCK_BYTES = 1 << 19  # of weights; a core's second-level cache holds them
 
 
+class Group:
+    """Whether a model computes a group of requests now, or one alone.
+
+    Attributes:
+        is_active: a group, one row of each.
+    """
+
+    def __init__(self) -> None:
+        self.is_active = False
+
+
 class RowLinear:
-    """Stands in for the ``forward`` of a linear layer; alone, a row goes the layer's own way.
+    """Stands in for the ``forward`` of a linear layer; alone, a request goes the layer's own way.
 
     Args:
         layer: ``nn.Linear`` or Transformers' ``Conv1D``.
         plan: for its shape.
+        group: of the model.
     """
 
-    def __init__(self, layer: nn.Linear | Conv1D, plan: RowPlan) -> None:
+    def __init__(self, layer: nn.Linear | Conv1D, plan: RowPlan, group: Group) -> None:
         self._alone: Product = layer.forward
+        self._group = group
         self._sizes = plan.sizes
         self._blocks = _blocks(layer, plan.block_height) if plan.block_height else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the product of [num_requests, 1, in_features]; other shapes are one request's."""
-        if x.dim() != 3 or len(x) == 1 or x.shape[1] != 1:
+        """Return the product, of a group [num_requests, ..., in_features]."""
+        if not self._group.is_active:
             return self._alone(x)
         together = next((size for size in self._sizes if size <= len(x)), 1)
         if together == len(x):

@@ -1,17 +1,16 @@
-"""Which groups of requests have, on this machine and with these weights, the bits of requests alone."""
+"""Which groups of requests have the bits of requests alone, on this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
+from vllm.hf_numerics.alone import Alone
 from vllm.hf_numerics.grouped_decode import GroupedDecode
 from vllm.hf_numerics.kv_pages import LayerPages
 from vllm.hf_numerics.row_linear import GROUP_SIZES, same_bits
-
-Forward = Callable[[torch.Tensor, int, torch.Tensor], torch.Tensor]
 
 _BLOCK_SIZE = 16
 _NUM_BLOCKS = 4  # of each request
@@ -20,7 +19,7 @@ _NUM_BLOCKS = 4  # of each request
 @torch.inference_mode()
 def equal_group_sizes(
     grouped: GroupedDecode,
-    forward: Forward,
+    alone: Alone,
     layers: Sequence[LayerPages],
     vocab_size: int,
     device: torch.device,
@@ -29,7 +28,7 @@ def equal_group_sizes(
 
     Args:
         grouped: what is tried.
-        forward: computes one request, `ExactModel.forward_alone`.
+        alone: computes one request.
         layers: the pages of each layer, not bound to a KV cache yet.
         vocab_size: of the model.
         device: of the model.
@@ -45,9 +44,11 @@ def equal_group_sizes(
     blocks = torch.arange(count * _NUM_BLOCKS, device=device).view(count, _NUM_BLOCKS)
     with _own_pages(layers, count * _NUM_BLOCKS, device):
         for text, length, own in zip(texts, lengths, blocks, strict=True):
-            forward(text[:, :length], 0, own)
+            alone(text[:, :length], 0, own)
         before = [layer.kv_cache.clone() for layer in layers]
-        alone = [forward(text, n, own) for text, n, own in zip(texts, lengths, blocks, strict=True)]
+        expected = [
+            alone(text, n, own)[0] for text, n, own in zip(texts, lengths, blocks, strict=True)
+        ]
         after = [layer.kv_cache.clone() for layer in layers]
 
         def is_equal(size: int) -> bool:
@@ -57,18 +58,19 @@ def equal_group_sizes(
                 part = slice(first, first + size)
                 newest = torch.cat([text[0, -1:] for text in texts[part]])
                 logits = grouped(newest, blocks[part], lengths[part])
-                if not same_bits(logits, torch.cat(alone[part])):
+                if not same_bits(logits, torch.cat(expected[part])):
                     return False
             return all(
-                same_bits(layer.kv_cache, pages)
-                for layer, pages in zip(layers, after, strict=True)
+                same_bits(layer.kv_cache, pages) for layer, pages in zip(layers, after, strict=True)
             )
 
         return [size for size in GROUP_SIZES if is_equal(size)]
 
 
 @contextmanager
-def _own_pages(layers: Sequence[LayerPages], num_blocks: int, device: torch.device) -> Iterator[None]:
+def _own_pages(
+    layers: Sequence[LayerPages], num_blocks: int, device: torch.device
+) -> Iterator[None]:
     for layer in layers:
         width = layer.key_size + layer.value_size
         shape = (num_blocks, layer.num_heads, _BLOCK_SIZE, width)

@@ -1,0 +1,1 @@
+"""The bits of stock Transformers models."""

@@ -1,0 +1,141 @@
+"""hf_compat="exact": every logit of the engine is the one of `generate()`, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from tests.engines import MODEL, bundled_engine
+from tests.hf_compat.test_parity import as_prompts, counter, token_ids
+from tests.reference import equal_to_the_end, generate_all, prompt_ids
+from tests.sizes import size
+from vllm import SamplingParams
+from vllm.hf_compat.answers import HFOutput
+
+if TYPE_CHECKING:
+    from vllm import LLM
+
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+@pytest.fixture(scope="module", params=DTYPES)
+def dtype(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def exact_engine(dtype: str) -> Iterator[LLM]:
+    """Its KV cache is too small for the requests of these tests."""
+    with bundled_engine(
+        hf_compat="exact",
+        dtype=dtype,
+        max_model_len=512,
+        max_num_batched_tokens=512,
+        block_size=32,
+        num_gpu_blocks_override=64,
+    ) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def stock_model(dtype: str) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(MODEL, dtype=getattr(torch, dtype)).eval()
+
+
+@pytest.fixture(scope="module")
+def prompts(tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    return prompt_ids(tokenizer, 32)
+
+
+def stock_logits(
+    model: PreTrainedModel, prompt: list[int], config: GenerationConfig
+) -> tuple[list[int], np.ndarray]:
+    """Return new tokens, and the float32 logits of `generate()`, alone in its batch."""
+    if (seed := getattr(config, "seed", None)) is not None:
+        torch.manual_seed(seed)
+    with torch.inference_mode():
+        output = model.generate(
+            torch.tensor([prompt]),
+            generation_config=config,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+    tokens = output.sequences[0, len(prompt) :].tolist()
+    return tokens, torch.cat(output.logits).float().numpy()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"repetition_penalty": 1.2}, {"do_sample": True, "top_p": 0.95, "temperature": 0.8}],
+    ids=["greedy", "penalty", "sampled"],
+)
+def test_32_requests_in_flight(
+    exact_engine: LLM, stock_model: PreTrainedModel, prompts: list[list[int]], fields: Any
+) -> None:
+    """Among others, and preempted: they wait for one another's memory."""
+    configs = [
+        GenerationConfig(max_new_tokens=size(8, 32) + i // 2, output_logits=True, seed=i, **fields)
+        for i in range(32)
+    ]
+    before = counter(exact_engine, "vllm:num_preemptions")
+    outputs = exact_engine.generate(as_prompts(prompts), configs, use_tqdm=False)
+    assert counter(exact_engine, "vllm:num_preemptions") > before
+    for prompt, config, output in zip(prompts, configs, outputs, strict=True):
+        one = output.outputs[0]
+        assert isinstance(one, HFOutput)
+        assert one.logits is not None
+        tokens, logits = stock_logits(stock_model, prompt, config)
+        assert list(one.token_ids) == tokens
+        assert one.logits.tobytes() == logits.tobytes()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_beams": 3, "num_return_sequences": 3, "no_repeat_ngram_size": 2},
+        {"num_beams": 2, "do_sample": True, "seed": 4},
+        {"guidance_scale": 1.7},
+    ],
+    ids=["beams", "sampled beams", "guidance"],
+)
+def test_requests_of_several_rows(
+    exact_engine: LLM, stock_model: PreTrainedModel, prompts: list[list[int]], fields: Any
+) -> None:
+    """HF computes beams in one batch, so these are equal as far as rounding decides nothing."""
+    config = GenerationConfig(max_new_tokens=16, **fields)
+    outputs = exact_engine.generate(as_prompts(prompts[:4]), config, use_tqdm=False)
+    for prompt, output in zip(prompts, outputs, strict=False):
+        for one, row in zip(output.outputs, generate_all(stock_model, prompt, config), strict=True):
+            assert equal_to_the_end(list(one.token_ids), row, {0, 2})
+
+
+def test_logprobs_of_the_prompt(
+    exact_engine: LLM, stock_model: PreTrainedModel, prompts: list[list[int]]
+) -> None:
+    """Those of one call of the model, beside the answer's own."""
+    params = SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=0, logprobs=0)
+    outputs = exact_engine.generate(as_prompts(prompts[:4]), params, use_tqdm=False)
+    for prompt, output in zip(prompts, outputs, strict=False):
+        with torch.inference_mode():
+            logits = stock_model(torch.tensor([prompt])).logits[0].float()
+        expected = logits.log_softmax(-1)[range(len(prompt) - 1), prompt[1:]].tolist()
+        assert output.prompt_logprobs is not None
+        found = [
+            logprobs[token].logprob
+            for token, logprobs in zip(prompt[1:], output.prompt_logprobs[1:], strict=True)
+            if logprobs is not None
+        ]
+        assert found == expected
+    config = GenerationConfig(max_new_tokens=4)
+    plain = exact_engine.generate(as_prompts(prompts[:4]), config, use_tqdm=False)
+    assert token_ids(outputs) == token_ids(plain)
