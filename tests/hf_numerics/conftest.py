@@ -52,6 +52,7 @@ def load_model(one_rank: None, tmp_path_factory: pytest.TempPathFactory) -> Load
         settings = {"dtype": "bfloat16", "enforce_eager": True, "kv_cache_memory_bytes": 1 << 28}
         args = EngineArgs(str(folders[shape]), **settings | arguments)
         config = args.create_engine_config()
+        torch.accelerator.empty_cache = lambda: None  # as the CPU worker does
         with set_current_vllm_config(config):
             return get_model(vllm_config=config), folders[shape]
 
