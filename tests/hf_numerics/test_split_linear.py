@@ -1,4 +1,4 @@
-"""split_qkv: the parts of a fused projection are multiplied separately, and nothing else changes."""
+"""split_qkv: the parts of a fused projection are multiplied separately; nothing else changes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from vllm.hf_numerics.split_linear import SplitLinearMethod, part_sizes, split_p
 from vllm.model_executor.layers.linear import (
     ColumnParallelLinear,
     LinearBase,
+    LinearMethodBase,
     MergedColumnParallelLinear,
     QKVParallelLinear,
     UnquantizedLinearMethod,
@@ -97,11 +98,14 @@ def test_products_have_the_shapes_of_the_parts(monkeypatch: pytest.MonkeyPatch) 
     """The test above would pass a fused product where the kernel rounds both alike."""
     layer = loaded_attention(torch.float32, plain=True)
     shapes = []
+
+    def observed(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        shapes.append(weight.shape)
+        return functional.linear(x, weight, bias)
+
     method: Any = layer.quant_method
     for part in method._packed:
-        monkeypatch.setattr(
-            part, "cpu_linear", lambda x, w, b: shapes.append(w.shape) or functional.linear(x, w, b)
-        )
+        monkeypatch.setattr(part, "cpu_linear", observed)
     layer(torch.ones(2, 96))
     assert shapes == [(128, 96), (64, 96), (64, 96)]
 
@@ -153,7 +157,7 @@ def test_parts_are_those_of_hugging_face(
     assert part_sizes([4, 2, 1], loaded, sources) == expected
 
 
-class Quantised(UnquantizedLinearMethod.__base__):  # type: ignore[misc]
+class Quantised(LinearMethodBase):
     """Stands for any method of a quantisation."""
 
     def create_weights(self, *args: Any, **kwargs: Any) -> None: ...
@@ -161,15 +165,15 @@ class Quantised(UnquantizedLinearMethod.__base__):  # type: ignore[misc]
 
 
 def test_quantised_projection_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = nn.Sequential(Attention(torch.float32))
-    method = Quantised()
-    model[0].qkv_proj.quant_method = method
+    attention, method = Attention(torch.float32), Quantised()
+    attention.qkv_proj.quant_method = method
+    model = nn.Sequential(attention)
     with pytest.raises(ValueError, match=r"cannot split 0\.qkv_proj, .* \(Quantised\)"):
         split_projections(model, required=True)
     logged = []
     monkeypatch.setattr(split_linear.logger, "warning_once", lambda *args: logged.append(args[1]))
     split_projections(model, required=False)
-    assert model[0].qkv_proj.quant_method is method
+    assert attention.qkv_proj.quant_method is method
     assert logged == ["Quantised"]
 
 
@@ -181,24 +185,29 @@ def fused_layers(model: nn.Module) -> dict[str, LinearBase]:
     }
 
 
-def checkpoint(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
+QKV = ("q_proj", "k_proj", "v_proj")
+GATE_UP = ("gate_proj", "up_proj")
+NARROW: dict[str, dict[str, tuple[str, ...]]] = {
+    "tinyllama-1.1b": {"qkv_proj": QKV, "gate_up_proj": GATE_UP},
+    "qwen2-0.5b": {"qkv_proj": QKV, "gate_up_proj": GATE_UP},  # with biases
+    "opt-125m": {"qkv_proj": QKV},  # with biases
+    "gemma2-2b": {"qkv_proj": QKV, "gate_up_proj": GATE_UP},
+    "phi3-mini": {"qkv_proj": (), "gate_up_proj": ()},
+    "falcon-7b": {"query_key_value": ()},
+    "bloom-560m": {"query_key_value": ()},
+    "gpt2": {"c_attn": ()},
+}
+"""Fused projections of a model, and the checkpoint's own; none where it has one matrix too."""
 
 
-NARROW = {
-    "tinyllama-1.1b": {"qkv_proj": ("q_proj", "k_proj", "v_proj"),
-                       "gate_up_proj": ("gate_proj", "up_proj")},
-    "qwen2-0.5b": {"qkv_proj": ("q_proj", "k_proj", "v_proj"),
-                   "gate_up_proj": ("gate_proj", "up_proj")},
-    "opt-125m": {"qkv_proj": ("q_proj", "k_proj", "v_proj")},
-    "gemma2-2b": {"qkv_proj": ("q_proj", "k_proj", "v_proj"),
-                  "gate_up_proj": ("gate_proj", "up_proj")},
-    "phi3-mini": {"qkv_proj": None, "gate_up_proj": None},
-    "falcon-7b": {"query_key_value": None},
-    "bloom-560m": {"query_key_value": None},
-    "gpt2": {"c_attn": None},
-}  # fmt: skip
-"""Fused projections of a model and the checkpoint's own, None where it has one matrix."""
+def unfused(parts: tuple[str, ...], folder: Path) -> list[list[torch.Tensor]]:
+    """Weight and bias, if there is one, of each part, as the checkpoint has them."""
+    weights = load_file(folder / "model.safetensors")
+    return [
+        [tensor for key in ("weight", "bias") for name, tensor in weights.items()
+         if name.endswith(f".{part}.{key}")]
+        for part in parts
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("shape", NARROW)
@@ -206,26 +215,14 @@ def test_models_split_what_their_checkpoints_have_apart(load_model: LoadModel, s
     model, folder = load_model(shape, hf_compat=True)
     layers = fused_layers(model)
     assert layers.keys() == NARROW[shape].keys()
-    weights = checkpoint(folder)
     for name, parts in NARROW[shape].items():
-        layer = layers[name]
-        x = torch.randn(3, layer.input_size).to(torch.bfloat16)
-        if parts is None:
+        layer: Any = layers[name]
+        if not parts:
             assert getattr(layer.quant_method, "sizes", None) is None
             continue
-        method: Any = layer.quant_method
-        assert len(method.sizes) == len(parts)
-        biases = [tensor for part in parts for key, tensor in weights.items()
-                  if key.endswith(f"{part}.bias")] or [None] * len(parts)  # fmt: skip
-        expected = [
-            functional.linear(x, weight, bias)
-            for weight, bias in zip(
-                [tensor for part in parts for key, tensor in weights.items()
-                 if key.endswith(f"{part}.weight")],
-                biases,
-                strict=True,
-            )
-        ]  # fmt: skip
+        assert len(layer.quant_method.sizes) == len(parts)
+        x = torch.randn(1, layer.input_size).to(torch.bfloat16)
+        expected = [functional.linear(x, *tensors) for tensors in unfused(parts, folder)]
         assert torch.equal(layer(x)[0], torch.cat(expected, dim=-1))
 
 

@@ -21,6 +21,7 @@ from vllm.hf_numerics.activations import (
 )
 from vllm.hf_numerics.linear import use_plain_products
 from vllm.hf_numerics.norms import forward_gemma_rms_norm, forward_rms_norm, scaling_of
+from vllm.hf_numerics.rotary import use_hf_angles
 from vllm.hf_numerics.split_linear import split_projections
 from vllm.model_executor.custom_op import CustomOp
 from vllm.model_executor.layers.activation import (
@@ -89,6 +90,8 @@ def _prepared(layer: CustomOp, config: PreTrainedConfig) -> nn.Module:
         return layer
     if not isinstance(layer, RMSNorm | GemmaRMSNorm):
         layer = copy(layer)  # vLLM keeps these for the next model of the process
+    if isinstance(layer, RotaryEmbeddingBase):
+        use_hf_angles(layer)
     layer._forward_method = partial(forward, layer)
     return layer
 
