@@ -3,6 +3,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "../portable/mt19937.h"
 #include "../portable/seen_mask.h"
@@ -15,6 +16,7 @@ using torch::headeronly::ScalarType;
 constexpr const char* kMark = "mark_seen_tokens";
 constexpr const char* kApply = "apply_repetition_penalty";
 constexpr const char* kDraw = "draw_tokens";
+constexpr const char* kProducts = "row_products";
 
 // A std::runtime_error becomes Python's RuntimeError. STD_TORCH_CHECK would do the same, but puts
 // the source file's path and line before the sentence.
@@ -140,6 +142,25 @@ void check_draw_tokens(const Tensor& probs, const Tensor& states, const Tensor& 
   check_dtype(kDraw, "offsets", offsets, ScalarType::Long);
   check_vector(kDraw, "offsets", offsets, states);
   check_length(kDraw, "offsets", offsets, probs.size(0), "rows of probs");
+}
+
+void check_row_products(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                        bool is_available) {
+  check(is_available, kProducts, ": this CPU has no AVX-512.");
+  for (const auto& [name, tensor] : {std::pair("x", x), std::pair("weight", weight)}) {
+    check_dtype(kProducts, name, tensor, ScalarType::BFloat16);
+    check_dim(kProducts, name, tensor, 2);
+    check_contiguous(kProducts, name, tensor);
+  }
+  check(x.size(1) == weight.size(1), kProducts, ": weight must have ", x.size(1),
+        " columns, as x has, but has ", weight.size(1), ".");
+  check(x.size(1) % 64 == 0, kProducts, ": x must have a multiple of 64 columns, but has ",
+        x.size(1), ".");
+  if (!bias) return;
+  check_dtype(kProducts, "bias", *bias, ScalarType::BFloat16);
+  check_dim(kProducts, "bias", *bias, 1);
+  check_contiguous(kProducts, "bias", *bias);
+  check_length(kProducts, "bias", *bias, weight.size(0), "rows of weight");
 }
 
 void check_slot(const char* op, int64_t index, int64_t slot, int64_t num_slots) {

@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <cstdint>
+#include <optional>
 
 namespace vllm_fork {
 
@@ -19,6 +20,10 @@ void check_apply_repetition_penalty(const Tensor& logits, const Tensor& seen, co
 // The arguments of draw_tokens: see the op's schema.
 void check_draw_tokens(const Tensor& probs, const Tensor& states, const Tensor& slots,
                        const Tensor& offsets);
+
+// The arguments of row_products: see the op's schema.
+void check_row_products(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                        bool is_available);
 
 // For the CPU, where values can be looked at before anything is written.
 void check_slot(const char* op, int64_t index, int64_t slot, int64_t num_slots);

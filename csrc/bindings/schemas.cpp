@@ -1,5 +1,5 @@
 // The ops of torch.ops.vllm_fork. Python documents them: vllm/fork_ops/seen_tokens.py and
-// vllm/fork_ops/multinomial.py.
+// vllm/fork_ops/multinomial.py and vllm/fork_ops/row_products.py.
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(vllm_fork, library) {
@@ -9,5 +9,7 @@ STABLE_TORCH_LIBRARY(vllm_fork, library) {
       "bool reciprocal) -> ()");
   library.def(
       "draw_tokens(Tensor probs, Tensor(a!) states, Tensor slots, Tensor offsets) -> Tensor");
+  library.def("row_products(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
+  library.def("has_row_products() -> bool");
   library.def("cpu_isa() -> str");
 }

@@ -21,10 +21,11 @@ bool has_avx512() { return __builtin_cpu_supports("avx512f"); }
 // Best first.
 constexpr Isa kIsas[] = {
 #if defined(VLLM_FORK_X86)
-    {"avx512", has_avx512, penalize_row_avx512, draw_row_avx512, skip_numbers_avx512},
-    {"avx2", has_avx2, penalize_row_avx2, draw_row_avx2, skip_numbers_avx2},
+    {"avx512", has_avx512, penalize_row_avx512, draw_row_avx512, skip_numbers_avx512,
+     row_products_avx512},
+    {"avx2", has_avx2, penalize_row_avx2, draw_row_avx2, skip_numbers_avx2, nullptr},
 #endif
-    {"scalar", always, penalize_row_scalar, draw_row_scalar, skip_numbers_scalar},
+    {"scalar", always, penalize_row_scalar, draw_row_scalar, skip_numbers_scalar, nullptr},
 };
 
 std::string supported_names() {

@@ -3,6 +3,7 @@
 
 #include "draw_row.h"
 #include "penalize_row.h"
+#include "row_products.h"
 
 namespace vllm_fork {
 
@@ -12,6 +13,7 @@ struct Isa {
   PenalizeRow penalize_row;
   DrawRow draw_row;
   SkipNumbers skip_numbers;
+  RowProducts row_products;  // null where it would be no faster than PyTorch, row by row
 };
 
 // The best instruction set of this CPU, or the one that VLLM_FORK_CPU_ISA names. The choice is

@@ -1,37 +1,77 @@
-"""What ``hf_compat="exact"`` asks of an engine, before its configuration is made."""
+"""What hf_compat's numerics and split_qkv ask of an engine, before its configuration is made."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vllm.hf_numerics.dtype import hf_dtype
+from vllm.hf_numerics.tensor_parallel import check_tensor_parallel_size
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+from vllm.transformers_utils.config import get_config
+
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from vllm.engine.arg_utils import EngineArgs
     from vllm.fork.flags import ForkFlags
+
+logger = init_logger(__name__)
 
 LOAD_FORMAT = "hf_exact"
 """Name of `loader.ExactLoader` among vLLM's model loaders."""
 
 
 def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
-    """Choose what exact mode needs, in place; no-op in other modes.
+    """Choose the dtype and the mode of execution that Hugging Face has, in place.
+
+    Nothing changes without the flags.
 
     Raises:
-        ValueError: the arguments ask for something that changes bits or that the mode has not.
+        ValueError: see `check_tensor_parallel_size`, or exact mode does not go with an argument.
     """
-    if flags.hf_compat != "exact":
+    if flags.hf_compat == "exact":
+        _prepare_exact(args, flags)
+    if flags.splits_projections and args.tensor_parallel_size > 1:
+        check_tensor_parallel_size(args.tensor_parallel_size, _config_of(args).get_text_config())
+    if not flags.hf_compat:
         return
-    _refuse(args)
+    if args.dtype == "auto" and (dtype := hf_dtype(args.model, args.revision, _config_of(args))):
+        args.dtype = dtype
+    if args.enforce_eager:
+        return
+    if current_platform.is_cpu():
+        logger.info("hf_compat: enforce_eager, since compiled code does not round where HF does.")
+        args.enforce_eager = True
+    else:
+        logger.warning(
+            "hf_compat: compiled code does not round where HF does; --enforce-eager does."
+        )
+
+
+def _prepare_exact(args: EngineArgs, flags: ForkFlags) -> None:
+    """Choose what exact mode needs: prompts are computed whole, and tokens read from the host."""
+    for argument, (is_given, reason) in _excluded(args, flags).items():
+        if is_given:
+            raise ValueError(
+                f'hf_compat="exact" does not go with {argument}, since {reason}: leave it out, or '
+                "use hf_compat=True."
+            )
     args.load_format = LOAD_FORMAT
     args.enforce_eager = True
     args.enable_prefix_caching = False
     args.enable_chunked_prefill = False
-    args.async_scheduling = False  # tokens are read from the host
+    args.async_scheduling = False
 
 
-def _refuse(args: EngineArgs) -> None:
-    reasons = {
+def _excluded(args: EngineArgs, flags: ForkFlags) -> dict[str, tuple[bool | None, str]]:
+    """Return whether each argument is given that changes bits or that exact mode has not, and why
+    it is excluded.
+    """
+    return {
         "enable_prefix_caching=True": (args.enable_prefix_caching, "prompts are computed whole"),
         "enable_chunked_prefill=True": (args.enable_chunked_prefill, "prompts are computed whole"),
+        "split_qkv=False": (flags.split_qkv is False, "projections are Transformers' own"),
         f"load_format={args.load_format!r}": (
             args.load_format not in ("auto", "hf", "safetensors", LOAD_FORMAT),
             "Transformers loads the model",
@@ -60,9 +100,16 @@ def _refuse(args: EngineArgs) -> None:
         "enable_prompt_embeds=True": (args.enable_prompt_embeds, "it takes token ids"),
         "kv_transfer_config": (args.kv_transfer_config is not None, "it keeps its own KV cache"),
     }
-    for argument, (is_given, reason) in reasons.items():
-        if is_given:
-            raise ValueError(
-                f'hf_compat="exact" does not go with {argument}, since {reason}: leave it out, or '
-                "use hf_compat=True."
-            )
+
+
+def _config_of(args: EngineArgs) -> PreTrainedConfig:
+    overrides = args.hf_overrides
+    return get_config(
+        args.hf_config_path or args.model,
+        args.trust_remote_code,
+        args.revision,
+        args.code_revision,
+        args.config_format,
+        hf_overrides_kw=None if callable(overrides) else overrides,
+        hf_overrides_fn=overrides if callable(overrides) else None,
+    )

@@ -17,7 +17,10 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from vllm.fork_ops.row_products import has_row_products, linear_by_row
+
 Product = Callable[[torch.Tensor], torch.Tensor]
+ByRow = Callable[..., torch.Tensor]
 
 GROUP_SIZES = (32, 16, 8, 4, 2)
 """How many rows are computed together; no other number is."""
@@ -47,14 +50,19 @@ class RowLinear:
 
     def __init__(self, layer: nn.Linear | Conv1D, plan: RowPlan, group: Group) -> None:
         self._alone: Product = layer.forward
+        self._layer = layer
         self._group = group
         self._sizes = plan.sizes
+        self._by_row = plan.by_row
         self._blocks = _blocks(layer, plan.block_height) if plan.block_height else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the product, of a group [num_requests, ..., in_features]."""
         if not self._group.is_active:
             return self._alone(x)
+        if self._by_row is not None:
+            product = self._by_row(x.flatten(0, -2), self._layer.weight, self._layer.bias)
+            return product.view(*x.shape[:-1], -1)
         together = next((size for size in self._sizes if size <= len(x)), 1)
         if together == len(x):
             return self._alone(x)
@@ -72,6 +80,7 @@ class RowPlan:
         layer: of that shape.
 
     Attributes:
+        by_row: the fork's own product of single rows, if it gives their bits.
         sizes: those of `GROUP_SIZES` that give each row the bits that it has alone.
         block_height: rows of the weights in a block; 0 if they are not multiplied in blocks.
     """
@@ -79,6 +88,7 @@ class RowPlan:
     def __init__(self, layer: nn.Linear | Conv1D) -> None:
         probe, rows = _cancelling(layer)
         alone = torch.cat([probe(row) for row in rows.split(1)])
+        self.by_row = _equal_by_row(layer, probe, rows[:, 0], alone[:, 0])
         self.sizes = [
             size for size in GROUP_SIZES if same_bits(_in_groups(probe, rows, size), alone)
         ]
@@ -118,6 +128,17 @@ def _cancelling(layer: nn.Linear | Conv1D) -> tuple[Any, torch.Tensor]:
     probe = copy.copy(layer)
     probe._parameters = {**layer._parameters, "weight": nn.Parameter(synthetic, False)}
     return probe, rows
+
+
+def _equal_by_row(
+    layer: nn.Linear | Conv1D, probe: Any, rows: torch.Tensor, alone: torch.Tensor
+) -> ByRow | None:
+    """Return the fork's product of single rows, if it is there and gives the bits of `alone`."""
+    weight = probe.weight.data
+    if not isinstance(layer, nn.Linear) or not has_row_products(weight):
+        return None
+    by_row = linear_by_row(weight)
+    return by_row if same_bits(by_row(rows, weight, layer.bias), alone) else None
 
 
 def _in_groups(product: Product, rows: torch.Tensor, size: int) -> torch.Tensor:
