@@ -119,9 +119,9 @@ class GroupedDecode:
                 key = RowPlan.key(module)
                 if key not in plans:
                     plans[key] = RowPlan(module)
-                module.forward = RowLinear(module, plans[key], self._group)  # type: ignore[method-assign]
+                vars(module)["forward"] = RowLinear(module, plans[key], self._group)
             elif hasattr(module, "experts") or type(module) in _ACTIVATIONS:
-                module.forward = _row_by_row(module.forward, self._group)
+                vars(module)["forward"] = _row_by_row(module.forward, self._group)
 
     def __call__(
         self, token_ids: torch.Tensor, blocks: torch.Tensor, positions: Sequence[int]
