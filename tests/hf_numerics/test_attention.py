@@ -52,7 +52,18 @@ def test_prompts_chunks_and_single_tokens_of_a_batch(
     adversarial: Adversarial, dtype: torch.dtype
 ) -> None:
     """(computed before, new): prompts, second chunks, decoding, at and across block borders."""
-    steps = [(0, 7), (0, 64), (31, 1), (32, 1), (200, 1), (64, 33), (0, 1), (250, 20)]
+    steps = [
+        (0, 7),
+        (0, 64),
+        (31, 1),
+        (32, 1),
+        (200, 1),
+        (64, 33),
+        (0, 1),
+        (250, 20),
+        (206, 2),
+        (33, 96),
+    ]
     lengths = [before + new for before, new in steps]
     cache, impl = Cache(lengths, dtype), make_impl()
     queries, keys, values = (

@@ -11,6 +11,7 @@ from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from vllm.fork.flags import ForkFlags
@@ -66,8 +67,12 @@ def prepare_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
     """
     flags = ForkFlags.of(vllm_config)
     if flags.hf_compat:
-        use_plain_products(model)
-        _follow_hf(model, vllm_config.model_config.hf_text_config)
+        config = vllm_config.model_config.hf_text_config
+        _follow_hf(model, config)
+        if vllm_config.model_config.dtype != torch.float32 and current_platform.is_cpu():
+            # In float32 vLLM's faster ones give the same tokens.
+            use_plain_products(model)
+            _use_hf_attention(model, config)
     if flags.splits_projections:
         split_projections(model, required=flags.split_qkv is True)
 
@@ -80,8 +85,6 @@ def _follow_hf(model: nn.Module, config: PreTrainedConfig) -> None:
                 if id(layer) not in prepared:
                     prepared[id(layer)] = _prepared(layer, config)
                 setattr(parent, name, prepared[id(layer)])
-    if current_platform.is_cpu():
-        _use_hf_attention(model, config)
 
 
 def _prepared(layer: CustomOp, config: PreTrainedConfig) -> nn.Module:
