@@ -32,7 +32,7 @@ def test_command_line(arguments: tuple[str, ...], value: bool | str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--split-qkv",), "split_qkv=True is not implemented in this release"),
+        (("--split-qkv", "always"), "unrecognized arguments: always"),
         (("--deterministic",), "deterministic=True is not implemented in this release"),
         (("--deterministic", "batch"), "deterministic='batch' is not implemented"),
         (("--hf-compat", "true"), "hf_compat='true' is not a value of this flag"),
@@ -57,6 +57,26 @@ def test_carried_to_workers_as_one_object() -> None:
     assert ForkFlags.of(plain) == ForkFlags()
     assert CONFIG_KEY not in plain.additional_config
     assert plain.compute_hash() != config.compute_hash()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value", "splits"),
+    [
+        ((), None, False),
+        (("--split-qkv",), True, True),
+        (("--hf-compat",), None, True),
+        (("--hf-compat", "--no-split-qkv"), False, False),
+        (("--no-split-qkv",), False, False),
+    ],
+)
+def test_split_qkv_follows_hf_compat_unless_it_is_set(
+    arguments: tuple[str, ...], value: bool | None, splits: bool
+) -> None:
+    args = parse(*arguments)
+    assert args.split_qkv is value
+    config = args.create_engine_config()
+    assert ForkFlags.of(config).splits_projections is splits
+    assert (CONFIG_KEY in config.additional_config) is ("--hf-compat" in arguments or splits)
 
 
 def test_own_additional_config_is_kept() -> None:

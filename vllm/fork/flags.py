@@ -50,8 +50,9 @@ SPECS: dict[str, FlagSpec] = {
     ),
     "split_qkv": FlagSpec(
         modes=(),
-        available=(),
-        help="Compute q, k and v (and gate and up) as separate projections, as Hugging Face does.",
+        available=(True,),
+        help="Compute q, k and v (and gate and up) as separate projections, as Hugging Face does; "
+        "on with --hf-compat unless --no-split-qkv is given.",
     ),
     "deterministic": FlagSpec(
         modes=("batch",),
@@ -85,15 +86,26 @@ def check_flag(name: str, value: object) -> FlagValue:
 
 @dataclass(frozen=True)
 class ForkFlags:
-    """The checked values of the fork's flags; all off is upstream vLLM, bit for bit."""
+    """The checked values of the fork's flags; all off is upstream vLLM, bit for bit.
+
+    Attributes:
+        split_qkv: None follows `hf_compat`; see `splits_projections`.
+    """
 
     hf_compat: FlagValue = False
-    split_qkv: FlagValue = False
+    split_qkv: FlagValue | None = None
     deterministic: FlagValue = False
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            object.__setattr__(self, field.name, check_flag(field.name, getattr(self, field.name)))
+            value = getattr(self, field.name)
+            if value is not None or field.default is not None:
+                object.__setattr__(self, field.name, check_flag(field.name, value))
+
+    @property
+    def splits_projections(self) -> bool:
+        """Whether fused projections are computed as separate ones."""
+        return bool(self.hf_compat if self.split_qkv is None else self.split_qkv)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> ForkFlags:
@@ -113,7 +125,7 @@ class ForkFlags:
 
     def carry(self, additional_config: dict[str, Any]) -> dict[str, Any]:
         """Return `additional_config` with the flags that are on; unchanged if none is."""
-        if self == ForkFlags():
+        if not any(asdict(self).values()):
             return additional_config
         return {**additional_config, CONFIG_KEY: asdict(self)}
 
@@ -151,7 +163,7 @@ def add_cli_args(parser: argparse.ArgumentParser) -> None:
             dest=name,
             action=_FlagAction,
             nargs="?" if spec.modes else 0,
-            default=False,
+            default=getattr(ForkFlags, name),
             metavar="|".join(spec.modes) or None,
             help=spec.help,
         )

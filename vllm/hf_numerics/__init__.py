@@ -1,11 +1,21 @@
-"""The bits of stock Hugging Face models in vLLM's engine (``LLM(..., hf_compat="exact")``).
+"""Models that compute as Hugging Face's do.
 
-* :mod:`.loader` - loads the model with Transformers.
+With ``hf_compat=True``, vLLM's own models take Hugging Face's operations, their order and their
+roundings:
+
+* :mod:`.layers` - chooses how each layer of a model computes, when it is made.
+* :mod:`.linear`, :mod:`.split_linear`, :mod:`.norms`, :mod:`.rotary`, :mod:`.activations`,
+  :mod:`.attention` - the layers.
+
+With ``hf_compat="exact"``, the Transformers model itself runs in vLLM's engine:
+
+* :mod:`.loader` - loads it.
 * :mod:`.exact_model` - runs it as vLLM's model runner asks.
 * :mod:`.alone` - one request, at the shapes that it has in `generate()`.
 * :mod:`.grouped_decode` - many requests at once, where :mod:`.self_check` finds the same bits.
 * :mod:`.row_linear` - their matrix products.
-* :mod:`.kv_pages` - its keys and values in vLLM's KV cache.
 * :mod:`.executor` - the threads of its process on CPU.
-* :mod:`.engine_args` - what the mode asks of an engine.
+* :mod:`.kv_pages` - keys and values in vLLM's KV cache.
+
+:mod:`.engine_args` has what both ask of an engine.
 """

@@ -1,48 +1,96 @@
-"""What ``hf_compat="exact"`` asks of an engine, before its configuration is made."""
+"""What hf_compat's numerics and split_qkv ask of an engine, before its configuration is made."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from vllm.hf_numerics.dtype import hf_dtype
+from vllm.hf_numerics.tensor_parallel import check_tensor_parallel_size
+from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.transformers_utils.config import get_config
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from vllm.engine.arg_utils import EngineArgs
     from vllm.fork.flags import ForkFlags
+
+logger = init_logger(__name__)
 
 LOAD_FORMAT = "hf_exact"
 """Name of `loader.ExactLoader` among vLLM's model loaders."""
 
-_EXECUTOR = "vllm.hf_numerics.executor.ExactExecutor"
+_EXECUTOR = "vllm.hf_numerics.executor.HFExecutor"
 
 
 def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
-    """Choose what exact mode needs, in place; no-op in other modes.
+    """Choose the dtype and the mode of execution that Hugging Face has, in place.
+
+    Nothing changes without the flags.
 
     Raises:
-        ValueError: the arguments ask for something that changes bits or that the mode has not.
+        ValueError: see `check_tensor_parallel_size`, or exact mode does not go with an argument.
     """
-    if flags.hf_compat != "exact":
+    if flags.hf_compat == "exact":
+        _prepare_exact(args, flags)
+    if flags.splits_projections and args.tensor_parallel_size > 1:
+        check_tensor_parallel_size(args.tensor_parallel_size, _config_of(args).get_text_config())
+    if not flags.hf_compat:
         return
-    _refuse(args)
+    if args.dtype == "auto" and (dtype := hf_dtype(args.model, args.revision, _config_of(args))):
+        args.dtype = dtype
+    if _needs_hf_threads(args):
+        args.distributed_executor_backend = _EXECUTOR
+    if args.enforce_eager:
+        return
+    if current_platform.is_cpu():
+        logger.info("hf_compat: enforce_eager, since compiled code does not round where HF does.")
+        args.enforce_eager = True
+    else:
+        logger.warning(
+            "hf_compat: compiled code does not round where HF does; --enforce-eager does."
+        )
+
+
+def _needs_hf_threads(args: EngineArgs) -> bool:
+    """Whether the model's bits are to be those of as many threads as Transformers would have.
+
+    Several ranks divide what threads would; in float32 vLLM's own products are used.
+    """
+    return (
+        current_platform.is_cpu()
+        and args.distributed_executor_backend in (None, "mp", "uni")
+        and args.tensor_parallel_size * args.pipeline_parallel_size == 1
+        and (args.load_format == LOAD_FORMAT or args.dtype not in ("float32", torch.float32))
+    )
+
+
+def _prepare_exact(args: EngineArgs, flags: ForkFlags) -> None:
+    """Choose what exact mode needs: prompts are computed whole, and tokens read from the host."""
+    for argument, (is_given, reason) in _excluded(args, flags).items():
+        if is_given:
+            raise ValueError(
+                f'hf_compat="exact" does not go with {argument}, since {reason}: leave it out, or '
+                "use hf_compat=True."
+            )
     args.load_format = LOAD_FORMAT
-    if args.dtype == "auto":
-        config = get_config(args.model, args.trust_remote_code, args.revision, args.code_revision)
-        args.dtype = hf_dtype(args.model, args.revision, config) or args.dtype
     args.enforce_eager = True
     args.enable_prefix_caching = False
     args.enable_chunked_prefill = False
-    args.async_scheduling = False  # tokens are read from the host
-    if current_platform.is_cpu():
-        args.distributed_executor_backend = _EXECUTOR
+    args.async_scheduling = False
 
 
-def _refuse(args: EngineArgs) -> None:
-    reasons = {
+def _excluded(args: EngineArgs, flags: ForkFlags) -> dict[str, tuple[bool | None, str]]:
+    """Return whether each argument is given that changes bits or that exact mode has not, and why
+    it is excluded.
+    """
+    return {
         "enable_prefix_caching=True": (args.enable_prefix_caching, "prompts are computed whole"),
         "enable_chunked_prefill=True": (args.enable_chunked_prefill, "prompts are computed whole"),
+        "split_qkv=False": (flags.split_qkv is False, "projections are Transformers' own"),
         f"load_format={args.load_format!r}": (
             args.load_format not in ("auto", "hf", "safetensors", LOAD_FORMAT),
             "Transformers loads the model",
@@ -75,9 +123,16 @@ def _refuse(args: EngineArgs) -> None:
         ),
         "kv_transfer_config": (args.kv_transfer_config is not None, "it keeps its own KV cache"),
     }
-    for argument, (is_given, reason) in reasons.items():
-        if is_given:
-            raise ValueError(
-                f'hf_compat="exact" does not go with {argument}, since {reason}: leave it out, or '
-                "use hf_compat=True."
-            )
+
+
+def _config_of(args: EngineArgs) -> PreTrainedConfig:
+    overrides = args.hf_overrides
+    return get_config(
+        args.hf_config_path or args.model,
+        args.trust_remote_code,
+        args.revision,
+        args.code_revision,
+        args.config_format,
+        hf_overrides_kw=None if callable(overrides) else overrides,
+        hf_overrides_fn=overrides if callable(overrides) else None,
+    )

@@ -1,4 +1,4 @@
-"""Gives the model as many threads as PyTorch has by default, and a core to each.
+"""Gives a model with HF's bits as many threads as PyTorch has by default, and a core to each.
 
 How a library splits a matrix product between threads decides in which order it adds, so bits depend
 on how many there are. vLLM leaves a core to its scheduler, and would have one thread less.
@@ -18,7 +18,7 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 _VARIABLE = "VLLM_CPU_OMP_THREADS_BIND"
 
 
-class ExactExecutor(MultiprocExecutor):
+class HFExecutor(MultiprocExecutor):
     """vLLM's executor on CPU, with another choice of threads.
 
     `VLLM_CPU_OMP_THREADS_BIND`, where it is set, keeps its meaning.

@@ -140,12 +140,16 @@ class GroupedDecode:
         self._group = Group()
         plans: dict[Any, RowPlan] = {}
         for module in model.modules():
-            if isinstance(module, nn.Linear | Conv1D):
+            if type(module) in (nn.Linear, Conv1D):
                 key = RowPlan.key(module)
                 if key not in plans:
                     plans[key] = RowPlan(module)
                 vars(module)["forward"] = RowLinear(module, plans[key], self._group)
-            elif hasattr(module, "experts") or type(module) in _ACTIVATIONS:
+            elif (
+                isinstance(module, nn.Linear)
+                or hasattr(module, "experts")
+                or type(module) in _ACTIVATIONS
+            ):
                 vars(module)["forward"] = _row_by_row(module.forward, self._group)
 
     def __call__(

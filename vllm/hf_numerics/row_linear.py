@@ -10,16 +10,18 @@ rows will do, rows are multiplied one by one, with blocks of the weights that st
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
 from vllm.fork_ops import has_row_products, row_products
 
-Product = Callable[[torch.Tensor], torch.Tensor]
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 GROUP_SIZES = (32, 16, 8, 4, 2)
 """How many rows are computed together; no other number is."""
@@ -48,28 +50,64 @@ class RowLinear:
     """
 
     def __init__(self, layer: nn.Linear | Conv1D, plan: RowPlan, group: Group) -> None:
-        self._alone: Product = layer.forward
+        self._alone = layer.forward
         self._layer = layer
         self._group = group
-        self._sizes = plan.sizes
-        self._has_operator = plan.has_operator
-        self._blocks = _blocks(layer, plan.block_height) if plan.block_height else None
+        self._apart = RowsApart(plan, _conv1d if isinstance(layer, Conv1D) else linear)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the product, of a group [num_requests, ..., in_features]."""
         if not self._group.is_active:
             return self._alone(x)
-        if self._has_operator:
-            product = row_products(x.flatten(0, -2), self._layer.weight, self._layer.bias)
-            return product.view(*x.shape[:-1], -1)
-        together = next((size for size in self._sizes if size <= len(x)), 1)
-        if together == len(x):
-            return self._alone(x)
-        rows = x.split(together)
-        if self._blocks is None:
-            return torch.cat([self._alone(row) for row in rows])
-        columns = [torch.cat([block(row) for row in rows]) for block in self._blocks]
+        product = self._apart(x.flatten(0, -2), self._layer.weight, self._layer.bias)
+        return product.view(*x.shape[:-1], -1)
+
+
+class RowsApart:
+    """Multiplies rows with the bits that each has alone.
+
+    Args:
+        plan: for the shape of the weight.
+        product: of rows that share a call, with weight and bias.
+    """
+
+    def __init__(self, plan: RowPlan, product: Product = linear) -> None:
+        self._plan = plan
+        self._product = product
+
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the products of x [n, in_features], [n, out_features]."""
+        if not len(x):
+            return self._product(x, weight, bias)
+        if self._plan.has_operator:
+            return row_products(x, weight, bias)
+        if not self._plan.block_height:
+            pieces = x.split(_pieces(len(x), self._plan.sizes))
+            return torch.cat([self._product(piece, weight, bias) for piece in pieces])
+        weights = weight.split(self._plan.block_height)
+        biases: Any = [None] * len(weights) if bias is None else bias.split(len(weights[0]))
+        columns = [
+            torch.cat([self._product(row, *block) for row in x.split(1)])
+            for block in zip(weights, biases, strict=True)
+        ]
         return torch.cat(columns, dim=-1)
+
+
+def _conv1d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """As ``Conv1D.forward``, which always has a bias; weight: [in_features, out_features]."""
+    assert bias is not None
+    return torch.addmm(bias, x, weight)
+
+
+def _pieces(num_rows: int, sizes: list[int]) -> list[int]:
+    """Return how to cut rows into the proven sizes, the large ones first, and single ones."""
+    found = []
+    for size in [*sizes, 1]:
+        found += [size] * (num_rows // size)
+        num_rows %= size
+    return found
 
 
 class RowPlan:
@@ -96,18 +134,29 @@ class RowPlan:
             size for size in GROUP_SIZES if same_bits(_in_groups(probe, rows, size), alone)
         ]
         if not self.sizes and isinstance(layer, nn.Linear):
-            height = _height(layer)
-            blocks = _blocks(probe, height) if height < layer.out_features else []
-            if blocks and same_bits(
-                torch.cat([block(rows[:1]) for block in blocks], dim=-1), alone[:1]
-            ):
-                self.block_height = height
+            self.block_height = _block_height(probe, rows[0], alone[0])
+
+    @staticmethod
+    def of_weight(weight: torch.Tensor, has_bias: bool) -> RowPlan:
+        """Return the plan of ``functional.linear`` with a weight [out_features, in_features]."""
+        return _plan_of_shape(weight.shape, weight.stride(), weight.dtype, has_bias)
 
     @staticmethod
     def key(layer: nn.Linear | Conv1D) -> tuple[Any, ...]:
         """Return what two layers must share to share a plan."""
         weight: Any = layer.weight
         return type(layer), weight.shape, weight.stride(), weight.dtype, layer.bias is None
+
+
+@functools.cache
+def _plan_of_shape(
+    shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype, has_bias: bool
+) -> RowPlan:
+    out_features, in_features = shape
+    layer = nn.Linear(in_features, out_features, bias=has_bias, dtype=dtype)
+    weight = torch.empty_strided(shape, stride, dtype=dtype)
+    layer.weight = nn.Parameter(weight, requires_grad=False)
+    return RowPlan(layer)
 
 
 def _cancelling(layer: nn.Linear | Conv1D) -> tuple[Any, torch.Tensor]:
@@ -139,24 +188,24 @@ def _has_operator(probe: Any, rows: torch.Tensor, alone: torch.Tensor) -> bool:
     return same_bits(row_products(rows, probe.weight, probe.bias), alone)
 
 
-def _in_groups(product: Product, rows: torch.Tensor, size: int) -> torch.Tensor:
-    return torch.cat([product(group) for group in rows.split(size)])
+def _in_groups(probe: Any, rows: torch.Tensor, size: int) -> torch.Tensor:
+    return torch.cat([probe(group) for group in rows.split(size)])
 
 
-def _height(layer: nn.Linear) -> int:
-    row_bytes = layer.weight.element_size() * layer.in_features
-    return max(32, _BLOCK_BYTES // row_bytes // 32 * 32)
-
-
-def _blocks(layer: Any, height: int) -> list[Product]:
-    """Return products with `height` rows of a layer's weights each."""
-    weights = layer.weight.split(height)
-    biases: Any = [None] * len(weights) if layer.bias is None else layer.bias.split(height)
-    return [_product(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
-
-
-def _product(weight: torch.Tensor, bias: torch.Tensor | None) -> Product:
-    return lambda row: nn.functional.linear(row, weight, bias)
+def _block_height(probe: Any, row: torch.Tensor, alone: torch.Tensor) -> int:
+    """Return of how many rows of the weight a block that stays in the cache is, if it gives the
+    bits of the whole; 0 if it does not, or is the whole.
+    """
+    row_bytes = probe.weight.element_size() * probe.in_features
+    height = max(32, _BLOCK_BYTES // row_bytes // 32 * 32)
+    if height >= probe.out_features:
+        return 0
+    biases: Any = [None] * len(probe.weight.split(height))
+    if probe.bias is not None:
+        biases = probe.bias.split(height)
+    blocks = zip(probe.weight.split(height), biases, strict=True)
+    together = torch.cat([linear(row, *block) for block in blocks], dim=-1)
+    return height if same_bits(together, alone) else 0
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -1,0 +1,79 @@
+"""Layers and models of vLLM in the test's own process, without an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tools.make_random_model import make_random_model
+
+
+@pytest.fixture(scope="session")
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A tensor parallel group of this process alone, which linear layers need."""
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.distributed import (
+        destroy_distributed_environment,
+        destroy_model_parallel,
+        init_distributed_environment,
+        initialize_model_parallel,
+    )
+
+    store = tmp_path_factory.mktemp("rank") / "store"
+    with set_current_vllm_config(VllmConfig()):
+        init_distributed_environment(1, 0, f"file://{store}", 0, "gloo")
+        initialize_model_parallel(1, 1)
+    yield
+    destroy_model_parallel()
+    destroy_distributed_environment()
+
+
+LoadModel = Callable[..., tuple[nn.Module, Path]]
+
+
+@pytest.fixture(scope="session")
+def load_model(one_rank: None, tmp_path_factory: pytest.TempPathFactory) -> LoadModel:
+    """Loads a narrow random model: ``load_model("gemma2-2b", hf_compat=True)``; and its folder."""
+    from vllm.config import set_current_vllm_config
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.model_loader import get_model
+
+    folders: dict[str, Path] = {}
+
+    def load(shape: str, **arguments: Any) -> tuple[nn.Module, Path]:
+        if shape not in folders:
+            folders[shape] = tmp_path_factory.mktemp("models") / shape
+            make_random_model(shape, folders[shape], num_layers=1, narrow=True)
+        settings = {"dtype": "bfloat16", "enforce_eager": True, "kv_cache_memory_bytes": 1 << 28}
+        args = EngineArgs(str(folders[shape]), **settings | arguments)
+        config = args.create_engine_config()
+        torch.accelerator.empty_cache = lambda: None  # as the CPU worker does
+        with set_current_vllm_config(config):
+            return get_model(vllm_config=config), folders[shape]
+
+    return load
+
+
+@pytest.fixture
+def adversarial() -> Callable[[tuple[int, ...], torch.dtype], torch.Tensor]:
+    """Makes random tensors with denormal, huge, zero and equal elements among the usual ones."""
+
+    def make(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(sum(shape))
+        x = torch.randn(shape, generator=generator)
+        x *= torch.exp2(torch.randint(-12, 8, (shape[0], *[1] * (len(shape) - 1)),
+                                      generator=generator))  # fmt: skip
+        flat = x.view(-1)
+        flat[::97] = torch.finfo(dtype).smallest_normal / 4
+        flat[1::101] = 200.0
+        flat[2::103] = 0.0
+        flat[3::107] = -0.0
+        x[-1] = 1.0
+        return x.to(dtype)
+
+    return make

@@ -1,0 +1,114 @@
+"""Whole engines: Hugging Face's tokens in bfloat16, and split_qkv alone, on two ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LlamaConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from tests.engines import MODEL, bundled_engine
+from tests.hf_compat.test_parity import as_prompts, token_ids
+from tests.reference import generate, prompt_ids
+from tests.sizes import size
+from vllm import SamplingParams
+
+if TYPE_CHECKING:
+    from vllm import LLM
+
+NUM_PROMPTS = size(12, 64)
+NUM_TOKENS = size(32, 96)
+
+
+@pytest.fixture(scope="module")
+def hf_bfloat16() -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16).eval()
+
+
+@pytest.fixture(scope="module")
+def bfloat16_engine() -> Iterator[LLM]:
+    """Prompts are computed whole: in chunks their products would have other numbers of rows."""
+    with bundled_engine(dtype="bfloat16", max_num_batched_tokens=2048) as llm:
+        yield llm
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.2])
+def test_tokens_of_a_batch_in_bfloat16(
+    bfloat16_engine: LLM,
+    hf_bfloat16: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    penalty: float,
+) -> None:
+    config = GenerationConfig(max_new_tokens=NUM_TOKENS, repetition_penalty=penalty)
+    prompts = prompt_ids(tokenizer, NUM_PROMPTS)
+    expected = [generate(hf_bfloat16, prompt, config) for prompt in prompts]
+    ours = token_ids(bfloat16_engine.generate(as_prompts(prompts), config, use_tqdm=False))
+    assert ours == expected
+
+
+def test_logits_of_a_request_in_bfloat16(
+    bfloat16_engine: LLM, hf_bfloat16: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """The very bits, beside requests of other lengths."""
+    prompts = prompt_ids(tokenizer, 5)
+    outputs = bfloat16_engine.generate(
+        as_prompts(prompts), max_new_tokens=12, output_logits=True, use_tqdm=False
+    )
+    for prompt, output in zip(prompts, outputs, strict=True):
+        theirs = hf_bfloat16.generate(
+            torch.tensor([prompt]),
+            max_new_tokens=12,
+            output_logits=True,
+            return_dict_in_generate=True,
+        ).logits
+        ours = torch.from_numpy(output.outputs[0].logits)
+        assert torch.equal(ours, torch.cat(theirs).float())
+
+
+def test_two_ranks_share_one_key_value_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensor parallelism with an odd vocabulary and fewer key-value heads than ranks."""
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # or it wants two NUMA nodes
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=128,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=32,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        vocab_size=49953,
+        initializer_range=0.2,
+        eos_token_id=None,
+        bos_token_id=None,
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model.save_pretrained(tmp_path)
+    prompts = [[7, 49952, 3, 11], [49951, 5]]
+    settings = GenerationConfig(max_new_tokens=12)
+    expected = [generate(model, prompt, settings) for prompt in prompts]
+    from vllm import LLM
+
+    llm = LLM(
+        str(tmp_path),
+        dtype="float32",
+        split_qkv=True,
+        tensor_parallel_size=2,
+        skip_tokenizer_init=True,
+        max_model_len=64,
+        enforce_eager=True,
+        kv_cache_memory_bytes=1 << 26,
+    )
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
+    assert token_ids(llm.generate(as_prompts(prompts), params, use_tqdm=False)) == expected
+    llm.llm_engine.engine_core.shutdown()

@@ -1,0 +1,102 @@
+"""The dtype, the execution mode and the tensor parallel sizes that the flags ask for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
+
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.hf_numerics.dtype import hf_dtype
+from vllm.hf_numerics.tensor_parallel import working_sizes
+
+SIZES = {
+    "hidden_size": 96,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "vocab_size": 128,
+}
+
+
+def write_model(folder: Path, dtype: torch.dtype, *, in_config: bool) -> Path:
+    """A Llama of one dtype that its configuration names, or only its weights have."""
+    config = LlamaConfig(**SIZES | {"num_attention_heads": 4})
+    AutoModelForCausalLM.from_config(config).to(dtype).save_pretrained(folder)
+    fields = json.loads((folder / "config.json").read_text())
+    fields.pop("dtype")
+    if in_config:
+        fields["dtype"] = str(dtype).removeprefix("torch.")
+    (folder / "config.json").write_text(json.dumps(fields))
+    return folder
+
+
+def engine_config(folder: Path, **arguments: Any) -> VllmConfig:
+    args = EngineArgs(str(folder), skip_tokenizer_init=True, max_model_len=64, **arguments)
+    return args.create_engine_config()
+
+
+@pytest.mark.parametrize("in_config", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_auto_is_transformers_dtype(tmp_path: Path, dtype: torch.dtype, in_config: bool) -> None:
+    folder = write_model(tmp_path, dtype, in_config=in_config)
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").dtype
+    assert theirs == dtype
+    assert engine_config(folder, hf_compat=True).model_config.dtype == theirs
+
+
+def test_without_the_flag_upstream_decides(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, torch.float32, in_config=True)
+    assert engine_config(folder).model_config.dtype == torch.bfloat16
+
+
+def test_a_dtype_that_is_asked_for_is_kept(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, torch.float32, in_config=True)
+    config = engine_config(folder, hf_compat=True, dtype="bfloat16")
+    assert config.model_config.dtype == torch.bfloat16
+
+
+def test_first_shard_decides(tmp_path: Path) -> None:
+    for shard, dtype in (("b", torch.float32), ("a", torch.float16)):
+        tensors = {"n": torch.zeros(1, dtype=torch.int64), "w": torch.zeros(1, dtype=dtype)}
+        save_file(tensors, tmp_path / f"{shard}.safetensors")
+    index = {"metadata": {}, "weight_map": {"x": "b.safetensors", "w": "a.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert hf_dtype(str(tmp_path), None, PretrainedConfig()) == "float16"
+
+
+def test_no_checkpoint_leaves_it_to_upstream(tmp_path: Path) -> None:
+    assert hf_dtype(str(tmp_path), None, PretrainedConfig()) is None
+
+
+@pytest.mark.parametrize(("flags", "eager"), [({}, False), ({"hf_compat": True}, True)])
+def test_compiled_code_is_not_used_on_cpu(
+    tmp_path: Path, flags: dict[str, Any], eager: bool
+) -> None:
+    folder = write_model(tmp_path, torch.bfloat16, in_config=True)
+    assert engine_config(folder, **flags).model_config.enforce_eager is eager
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "sizes"),
+    [(8, 2, [1, 2, 4, 8]), (6, 4, [1, 2]), (9, 3, [1, 3, 9]), (12, 12, [1, 2, 3, 4, 6, 12]),
+     (71, 1, [1, 71])],
+)  # fmt: skip
+def test_working_sizes(num_heads: int, num_kv_heads: int, sizes: list[int]) -> None:
+    assert working_sizes(num_heads, num_kv_heads) == sizes
+
+
+def test_heads_that_do_not_divide_are_refused_with_what_works(tmp_path: Path) -> None:
+    LlamaConfig(**SIZES, architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match="6 attention heads and 4 key-value heads: use one of 1, 2"
+    ):
+        engine_config(tmp_path, split_qkv=True, tensor_parallel_size=4)

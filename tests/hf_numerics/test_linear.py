@@ -1,0 +1,56 @@
+"""In 16 bits a step's products are taken apart as Hugging Face computes its requests."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from vllm.hf_numerics import linear
+from vllm.hf_numerics.linear import linear_by_request, runs
+
+
+@pytest.mark.parametrize(
+    ("starts", "expected"),
+    [
+        ([0, 5], [(False, 0, 5)]),
+        ([0, 1, 2, 3], [(True, 0, 3)]),
+        ([0, 1, 2, 9, 12, 13], [(True, 0, 2), (False, 2, 9), (False, 9, 12), (True, 12, 13)]),
+        ([0, 0, 1, 1, 4, 4], [(True, 0, 1), (False, 1, 4)]),  # requests without tokens
+        ([0, 1], [(True, 0, 1)]),
+    ],
+)
+def test_runs(starts: list[int], expected: list[tuple[bool, int, int]]) -> None:
+    assert runs(starts) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_each_request_gets_the_bits_it_has_alone(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(1024, 512, generator=generator).to(dtype)
+    bias = torch.randn(1024, generator=generator).to(dtype)
+    starts = [0, *range(1, 41), 57, 90]
+    x = torch.randn(starts[-1], 512, generator=generator).to(dtype)
+    monkeypatch.setattr(linear, "_query_starts", lambda num_rows: starts)
+    layer = SimpleNamespace(weight=torch.nn.Parameter(weight, False), bias=bias)
+    ours = linear_by_request(linear.rows_apart(layer), x, weight, bias)
+    parts = [x[begin:end] for begin, end in pairwise(starts)]
+    alone = torch.cat([functional.linear(part, weight, bias) for part in parts])
+    assert torch.equal(ours, alone)
+    if dtype == torch.bfloat16:  # or the test would pass one product
+        assert not torch.equal(functional.linear(x, weight, bias), alone)
+
+
+def test_rows_outside_of_a_step_are_one_matrix() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(s, generator=generator).bfloat16() for s in ((8, 64), (2, 3, 64)))
+    by_row: Any = None
+    ours = linear_by_request(by_row, x, weight, None)
+    assert ours.shape == (2, 3, 8)
+    assert torch.equal(ours.view(6, 8), functional.linear(x.view(6, 64), weight))

@@ -1,0 +1,156 @@
+"""Attention on CPU as Hugging Face computes it: PyTorch's, for each request alone."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from vllm.fork_ops import has_paged_sdpa, paged_sdpa
+from vllm.v1.attention.backend import AttentionLayer, AttentionType
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl, CPUAttentionMetadata
+
+
+class HFAttentionImpl(CPUAttentionBackendImpl):
+    """vLLM's paged cache, read request by request into PyTorch's attention.
+
+    Blocks hold keys beside values, [block, kv head, position, 2 * head_size], instead of the
+    packed keys of vLLM's kernel: the cache is this layer's own.
+    """
+
+    def __init__(self, upstream: CPUAttentionBackendImpl, scales_query: bool) -> None:
+        self.__dict__.update(vars(upstream))
+        self._scales_query = scales_query
+        groups = self.num_heads // self.num_kv_heads
+        self._module: Any = SimpleNamespace(num_key_value_groups=groups, is_causal=True)
+        # Transformers repeats larger heads, and one operator would not have its bits.
+        self._has_operator = has_paged_sdpa(torch.device("cpu")) and (
+            groups == 1 or self.head_size <= 256
+        )
+
+    @staticmethod
+    def can_replace(upstream: object) -> bool:
+        """Whether `upstream` computes what ``sdpa_attention_forward`` does."""
+        if not isinstance(upstream, CPUAttentionBackendImpl):
+            return False
+        return (
+            type(upstream) is CPUAttentionBackendImpl
+            and upstream.attn_type == AttentionType.DECODER
+            and upstream.alibi_slopes is None
+            and not upstream.logits_soft_cap
+            and upstream.sinks is None
+            and not upstream.is_fp8_kv_cache
+        )
+
+    def do_kv_cache_update(
+        self,
+        layer: torch.nn.Module,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Write key and value, [num_tokens, kv heads, head_size], to their slots."""
+        block_size = kv_cache.size(2)
+        rows = torch.cat((key, value), dim=-1)[: slot_mapping.shape[0]]
+        kv_cache[slot_mapping // block_size, :, slot_mapping % block_size] = rows
+
+    def forward(
+        self,
+        layer: AttentionLayer,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: CPUAttentionMetadata | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `CPUAttentionBackendImpl.forward`."""
+        if attn_metadata is None:  # warming up
+            return output
+        scale = self.scale
+        if self._scales_query:
+            query, scale = query * scale, 1.0
+        starts = attn_metadata.query_start_loc[: len(attn_metadata.seq_lens) + 1]
+        counts = starts.diff()
+        several = counts > 1
+        if self._has_operator:
+            single = (counts == 1).nonzero()[:, 0]
+            tokens = starts[single].long()
+            output[tokens] = self._attend_single(
+                query[tokens], kv_cache, attn_metadata, single, scale
+            )
+        else:
+            several = counts > 0
+        for row in several.nonzero()[:, 0].tolist():
+            begin, end = int(starts[row]), int(starts[row + 1])
+            length = int(attn_metadata.seq_lens[row])
+            blocks = attn_metadata.block_table[row, : -(-length // kv_cache.size(2))]
+            keys_values = kv_cache[blocks].transpose(0, 1).flatten(1, 2)[:, :length]
+            output[begin:end] = self._attend(query[begin:end], keys_values, scale)
+        return output
+
+    def _attend_single(
+        self,
+        query: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: CPUAttentionMetadata,
+        requests: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        """Attend from one token of each of some requests, [num_requests, heads, head_size]."""
+        stops = metadata.seq_lens[requests].long()
+        starts = torch.zeros_like(stops)
+        if self.sliding_window > 0:
+            starts = (stops - self.sliding_window).clamp_min(0)
+        attended = paged_sdpa(
+            query.unsqueeze(2),
+            kv_cache,
+            metadata.block_table[requests].int(),
+            starts,
+            stops,
+            key_size=self.head_size,
+            scale=scale,
+            enable_gqa=self.num_heads != self.num_kv_heads,
+        )
+        return attended[:, 0]
+
+    def _attend(self, query: torch.Tensor, keys_values: torch.Tensor, scale: float) -> torch.Tensor:
+        """Attend from the last positions of one request.
+
+        Args:
+            query: [num_queries, heads, head_size].
+            keys_values: [kv heads, length, 2 * head_size], of all positions.
+            scale: factor of the scores.
+
+        Returns:
+            [num_queries, heads, head_size].
+
+        Queries that follow cached ones are put where they are in the prompt, after rows of zeros:
+        the kernel takes its queries in blocks from the first.
+        """
+        num_queries, length = query.shape[0], keys_values.shape[1]
+        mask = None
+        if num_queries > 1:
+            query = torch.nn.functional.pad(query, (0, 0, 0, 0, length - num_queries, 0))
+            mask = self._mask(length)
+        elif self.sliding_window > 0:
+            keys_values = keys_values[:, -self.sliding_window :]
+        key, value = keys_values[None].chunk(2, dim=-1)
+        by_head = query.transpose(0, 1)[None]
+        attended, _ = sdpa_attention_forward(self._module, by_head, key, value, mask, scaling=scale)
+        return attended[0, -num_queries:]
+
+    def _mask(self, length: int) -> torch.Tensor | None:
+        """Return the mask that ``masking_utils.sdpa_mask`` makes, [1, 1, length, length], for a
+        text that does not fit into the window; others need none.
+        """
+        if not 0 < self.sliding_window <= length:
+            return None
+        positions = torch.arange(length)
+        distance = positions[:, None] - positions
+        return ((distance >= 0) & (distance < self.sliding_window))[None, None]

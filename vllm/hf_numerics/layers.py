@@ -1,0 +1,123 @@
+"""Chooses how the layers of a model compute, once, when it is made.
+
+The choice is made on each layer object, so that two engines of one process can differ; without the
+flags nothing is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from vllm.fork.flags import ForkFlags
+from vllm.hf_numerics.activations import (
+    forward_gelu_and_mul,
+    forward_mul_and_silu,
+    forward_silu_and_mul,
+)
+from vllm.hf_numerics.linear import use_plain_products
+from vllm.hf_numerics.norms import forward_gemma_rms_norm, forward_rms_norm, scaling_of
+from vllm.hf_numerics.rotary import use_hf_angles
+from vllm.hf_numerics.split_linear import split_projections
+from vllm.model_executor.custom_op import CustomOp
+from vllm.model_executor.layers.activation import (
+    GELU,
+    FastGELU,
+    GeluAndMul,
+    GELUTanh,
+    MulAndSilu,
+    NewGELU,
+    QuickGELU,
+    ReLUSquaredActivation,
+    SiluAndMul,
+)
+from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
+from vllm.platforms import current_platform
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from vllm.config import VllmConfig
+
+_GATED: dict[type[CustomOp], Callable[..., Any]] = {
+    SiluAndMul: forward_silu_and_mul,
+    MulAndSilu: forward_mul_and_silu,
+    GeluAndMul: forward_gelu_and_mul,
+}
+_NATIVE = (GELU, GELUTanh, NewGELU, FastGELU, QuickGELU, ReLUSquaredActivation)
+"""Activations whose ``forward_native`` is Hugging Face's, operation by operation."""
+
+_SCALES_QUERY = {"opt", "xglm"}
+"""Models that multiply the query with the scale, in their dtype, before attention."""
+
+
+def prepare_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
+    """Make the layers of `model`, which is not loaded yet, compute what the flags ask for.
+
+    Models that hold other models come here several times; what is prepared stays as it is.
+
+    Raises:
+        ValueError: see `split_projections`.
+    """
+    flags = ForkFlags.of(vllm_config)
+    if flags.hf_compat:
+        config = vllm_config.model_config.hf_text_config
+        _follow_hf(model, config)
+        if vllm_config.model_config.dtype != torch.float32 and current_platform.is_cpu():
+            # In float32 vLLM's faster ones give the same tokens.
+            use_plain_products(model)
+            _use_hf_attention(model, config)
+    if flags.splits_projections:
+        split_projections(model, required=flags.split_qkv is True)
+
+
+def _follow_hf(model: nn.Module, config: PreTrainedConfig) -> None:
+    prepared: dict[int, nn.Module] = {}
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            if isinstance(layer, CustomOp):
+                if id(layer) not in prepared:
+                    prepared[id(layer)] = _prepared(layer, config)
+                setattr(parent, name, prepared[id(layer)])
+
+
+def _prepared(layer: CustomOp, config: PreTrainedConfig) -> nn.Module:
+    forward = _forward_of(layer, config)
+    if forward is None:
+        return layer
+    if not isinstance(layer, RMSNorm | GemmaRMSNorm):
+        layer = copy(layer)  # vLLM keeps these for the next model of the process
+    if isinstance(layer, RotaryEmbeddingBase):
+        use_hf_angles(layer)
+    layer._forward_method = partial(forward, layer)
+    return layer
+
+
+def _forward_of(layer: CustomOp, config: PreTrainedConfig) -> Callable[..., Any] | None:
+    """Return a function of `layer` and its input, or None to leave the layer as it is."""
+    kind = type(layer)
+    if kind is RMSNorm and layer.variance_size_override is None:
+        return partial(forward_rms_norm, scaling=scaling_of(type(config).__module__))
+    if kind is GemmaRMSNorm:
+        return forward_gemma_rms_norm
+    if kind in _GATED:
+        return _GATED[kind]
+    if kind in _NATIVE or isinstance(layer, RotaryEmbeddingBase):
+        return kind.forward_native
+    return None
+
+
+def _use_hf_attention(model: nn.Module, config: PreTrainedConfig) -> None:
+    # The backend's module needs the platform's kernels, which other platforms do not have.
+    from vllm.hf_numerics.attention import HFAttentionImpl
+
+    for layer in model.modules():
+        upstream = getattr(layer, "impl", None)
+        if HFAttentionImpl.can_replace(upstream):
+            layer.impl = HFAttentionImpl(upstream, config.model_type in _SCALES_QUERY)

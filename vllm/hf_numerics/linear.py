@@ -1,0 +1,127 @@
+"""Matrix products with Hugging Face's bits: PyTorch's, on plain weights, a request at a time.
+
+How a kernel adds depends on the number of its rows. Hugging Face computes a prompt as one matrix
+and every later token as one row, so in 16 bits a step of the engine is taken apart in the same way.
+In float32, where the sums' last bits hardly ever choose a token, it is one product.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import groupby, pairwise
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from vllm.forward_context import get_forward_context, is_forward_context_available
+from vllm.hf_numerics.row_linear import Product, RowPlan, RowsApart
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    UnquantizedEmbeddingMethod,
+    VocabParallelEmbedding,
+)
+from vllm.platforms import current_platform
+
+
+class HFLinearMethod(UnquantizedLinearMethod):
+    """vLLM's method without packed weights: they stay as loaded.
+
+    Source: ``torch.nn.Linear.forward``. Other platforms than CPU do so anyway.
+    """
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        if not current_platform.is_cpu():
+            super().process_weights_after_loading(layer)
+        elif layer.weight.dtype == torch.float32 or layer.weight.is_meta:
+            layer.cpu_linear = functional.linear
+        else:
+            layer.cpu_linear = partial(linear_by_request, rows_apart(layer))
+
+
+class HFEmbeddingMethod(UnquantizedEmbeddingMethod):
+    """The same for the output embedding, whose packed copy vLLM keeps beside the weight.
+
+    Hugging Face computes the logits of one position, whatever the request.
+    """
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        if not current_platform.is_cpu():
+            super().process_weights_after_loading(layer)
+        elif layer.weight.dtype == torch.float32 or layer.weight.is_meta:
+            layer.cpu_linear = functional.linear
+        else:
+            layer.cpu_linear = rows_apart(layer)
+
+
+def use_plain_products(model: nn.Module) -> None:
+    """Give every unquantised linear layer and embedding of `model` the methods above."""
+    for layer in model.modules():
+        method = getattr(layer, "quant_method", None)
+        if isinstance(layer, LinearBase) and type(method) is UnquantizedLinearMethod:
+            layer.quant_method = HFLinearMethod()
+        elif (
+            isinstance(layer, VocabParallelEmbedding) and type(method) is UnquantizedEmbeddingMethod
+        ):
+            layer.quant_method = HFEmbeddingMethod()
+
+
+def rows_apart(layer: Any) -> Product:
+    """Return the product of rows for the shape of a layer; some callers leave its bias out."""
+    without = RowsApart(RowPlan.of_weight(layer.weight.data, has_bias=False))
+    if getattr(layer, "bias", None) is None:
+        return without
+    with_bias = RowsApart(RowPlan.of_weight(layer.weight.data, has_bias=True))
+    return lambda x, weight, bias: (without if bias is None else with_bias)(x, weight, bias)
+
+
+def linear_by_request(
+    by_row: Product, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Multiply the rows of each request's prompt together, and those of other requests singly.
+
+    Args:
+        by_row: multiplies rows with the bits that each has alone.
+        x: [..., in_features], the tokens of a step, or rows that are no step's.
+        weight: [out_features, in_features].
+        bias: [out_features] or None.
+
+    Returns:
+        [..., out_features].
+    """
+    rows = x.flatten(0, -2)
+    products = [
+        (by_row if is_single else functional.linear)(rows[begin:end], weight, bias)
+        for is_single, begin, end in runs(_query_starts(rows.shape[0]))
+    ]
+    product = products[0] if len(products) == 1 else torch.cat(products)
+    return product.view(*x.shape[:-1], -1)
+
+
+def runs(starts: list[int]) -> list[tuple[bool, int, int]]:
+    """Return (whether requests of one row, first row, end) of what is multiplied at once.
+
+    Args:
+        starts: first row of each request, and the number of rows.
+    """
+    spans = [span for span in pairwise(starts) if span[0] < span[1]]
+    merged = []
+    for is_single, group in groupby(spans, key=lambda span: span[1] - span[0] == 1):
+        members = list(group)
+        if is_single:
+            merged.append((True, members[0][0], members[-1][1]))
+        else:
+            merged.extend((False, begin, end) for begin, end in members)
+    return merged
+
+
+def _query_starts(num_rows: int) -> list[int]:
+    """Return where the requests of this step begin; one request, if the rows are not its tokens."""
+    if is_forward_context_available():
+        metadata = get_forward_context().attn_metadata
+        if isinstance(metadata, dict) and metadata:
+            starts = getattr(next(iter(metadata.values())), "query_start_loc", None)
+            if starts is not None and int(starts[-1]) == num_rows:
+                return starts.tolist()
+    return [0, num_rows]
