@@ -77,7 +77,10 @@ def test_no_checkpoint_leaves_it_to_upstream(tmp_path: Path) -> None:
     assert hf_dtype(str(tmp_path), None, PretrainedConfig()) is None
 
 
-@pytest.mark.parametrize(("flags", "eager"), [({}, False), ({"hf_compat": True}, True)])
+@pytest.mark.parametrize(
+    ("flags", "eager"),
+    [({}, False), ({"hf_compat": True}, True), ({"hf_compat": True, "dtype": "float32"}, False)],
+)
 def test_compiled_code_is_not_used_on_cpu(
     tmp_path: Path, flags: dict[str, Any], eager: bool
 ) -> None:

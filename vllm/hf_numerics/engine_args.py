@@ -42,6 +42,8 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
         return
     if args.dtype == "auto" and (dtype := hf_dtype(args.model, args.revision, _config_of(args))):
         args.dtype = dtype
+    if args.load_format != LOAD_FORMAT and args.dtype in ("float32", torch.float32):
+        return  # vLLM's own layers: all that differs is the last bits
     if _needs_hf_threads(args):
         args.distributed_executor_backend = _EXECUTOR
     if args.enforce_eager:
@@ -56,15 +58,14 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
 
 
 def _needs_hf_threads(args: EngineArgs) -> bool:
-    """Whether the model's bits are to be those of as many threads as Transformers would have.
+    """Whether the model's bits are those of as many threads as Transformers would have.
 
-    Several ranks divide what threads would; in float32 vLLM's own products are used.
+    Several ranks divide what threads would.
     """
     return (
         current_platform.is_cpu()
         and args.distributed_executor_backend in (None, "mp", "uni")
         and args.tensor_parallel_size * args.pipeline_parallel_size == 1
-        and (args.load_format == LOAD_FORMAT or args.dtype not in ("float32", torch.float32))
     )
 
 

@@ -66,11 +66,11 @@ def prepare_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
         ValueError: see `split_projections`.
     """
     flags = ForkFlags.of(vllm_config)
-    if flags.hf_compat:
+    if flags.hf_compat and vllm_config.model_config.dtype != torch.float32:
+        # In float32 vLLM's faster ones give the same tokens: all that differs is the last bits.
         config = vllm_config.model_config.hf_text_config
         _follow_hf(model, config)
-        if vllm_config.model_config.dtype != torch.float32 and current_platform.is_cpu():
-            # In float32 vLLM's faster ones give the same tokens.
+        if current_platform.is_cpu():
             use_plain_products(model)
             _use_hf_attention(model, config)
     if flags.splits_projections:
