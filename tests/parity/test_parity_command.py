@@ -1,0 +1,75 @@
+"""The command line of ``vllm parity``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines import MODEL
+from vllm.parity import Setting, cli, report
+from vllm.parity.setting import PROMPTS, bundled_model
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+
+def run(*words: str) -> None:
+    parser = FlexibleArgumentParser()
+    (command,) = cli.cmd_init()
+    command.subparser_init(parser.add_subparsers())
+    command.cmd(parser.parse_args(["parity", *words]))
+
+
+def test_it_is_a_command_of_vllm(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    from vllm.entrypoints.cli.main import main
+
+    monkeypatch.setattr("sys.argv", ["vllm", "parity", "--help"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    assert "vllm parity compare A B" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["compare", "a"], "compare takes two files"),
+        (["compare", "a", "b"], "a is no recording of this version"),
+        (["one", "two"], "there is one model at a time, not one and two"),
+        (["--dtypes", "int8"], "dtype='int8' is none of float32, bfloat16, float16"),
+        (["--modes", "fast"], "mode='fast' is none of upstream, hf_compat, exact"),
+        (["--max-new-tokens", "0"], "max_new_tokens=0 must be at least 1"),
+        (["--generation", "{"], "--generation is no JSON object"),
+        (["--generation", "[1]"], "--generation is no JSON object"),
+        (["--prompts", "no/such/file"], "--prompts: No such file"),
+        (["record", "--side", "torch"], "side='torch' is none of hf, upstream"),
+    ],
+)
+def test_wrong_arguments_are_one_sentence(words: list[str], sentence: str) -> None:
+    with pytest.raises(SystemExit, match=sentence) as end:
+        run(*words)
+    assert str(end.value).startswith("vllm parity: ")
+
+
+def test_arguments_reach_the_comparison(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    def compare(setting: Setting, modes: list[str], dtypes: list[str]) -> report.Report:
+        asked.extend((setting, modes, dtypes))
+        raise ValueError("seen")
+
+    monkeypatch.setattr("vllm.parity.compare_with_hf", compare)
+    prompts = tmp_path / "prompts"
+    prompts.write_text("one\n\ntwo\n")
+    with pytest.raises(SystemExit, match="seen"):
+        run("model", "--prompts", str(prompts), "--modes", "exact", "--dtypes", "float32,float16",
+            "--max-new-tokens", "7", "--generation", '{"top_k": 4}')  # fmt: skip
+    expected = Setting("model", "float32", ("one", "two"), 7, {"top_k": 4})
+    assert asked == [expected, ["exact"], ["float32", "float16"]]
+
+
+def test_the_bundled_model_is_the_default() -> None:
+    assert bundled_model() == str(MODEL)
+    arguments = argparse.Namespace(prompts=None, generation="{}", max_new_tokens=3)
+    assert cli._setting([], "float32", arguments) == Setting(str(MODEL), "float32", PROMPTS, 3, {})

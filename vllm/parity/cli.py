@@ -1,0 +1,120 @@
+"""``vllm parity``: the command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm.entrypoints.cli.types import CLISubcommand
+
+if TYPE_CHECKING:
+    from vllm.parity.setting import Setting
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+_DESCRIPTION = """Run a model in Hugging Face Transformers and in this vLLM, and tell where the
+answers part and why. Without arguments: the bundled model.
+
+    vllm parity [MODEL]             both sides here: tables, and JSON or a page on request
+    vllm parity record [MODEL]      one side's answers, to a file
+    vllm parity compare A B         two such files, of two machines, say
+"""
+
+
+class ParitySubcommand(CLISubcommand):
+    """Adds ``vllm parity`` to the command line of vLLM."""
+
+    name = "parity"
+
+    @staticmethod
+    def cmd(args: argparse.Namespace) -> None:
+        """Run the command; a wrong argument ends it with one sentence."""
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # the tables are the output
+        try:
+            _run(args.words, args)
+        except ValueError as error:
+            raise SystemExit(f"vllm parity: {error}") from None
+
+    def subparser_init(self, subparsers: argparse._SubParsersAction[Any]) -> FlexibleArgumentParser:
+        """As ``CLISubcommand.subparser_init``."""
+        parser: FlexibleArgumentParser = subparsers.add_parser(
+            self.name,
+            help="Compare answers with Hugging Face's, and tell why they differ.",
+            description=_DESCRIPTION,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            usage="vllm parity [record | compare] [MODEL | A B] [options]",
+        )
+        parser.add_argument("words", nargs="*", metavar="MODEL", help=argparse.SUPPRESS)
+        parser.add_argument(
+            "--modes", default="upstream,hf_compat", help="engines: upstream, hf_compat, exact"
+        )
+        parser.add_argument("--dtypes", default="bfloat16", help="float32, bfloat16, float16")
+        parser.add_argument("--prompts", type=Path, help="a file with a prompt in each line")
+        parser.add_argument("--max-new-tokens", type=int, default=48)
+        parser.add_argument(
+            "--generation", default="{}", help='fields of GenerationConfig, {"top_k": 5}'
+        )
+        parser.add_argument("--json", type=Path, help="write the report here, too")
+        parser.add_argument("--html", type=Path, help="write one page with plots here, too")
+        parser.add_argument(
+            "--side", default="hf_compat", help="to record: hf, or a mode of the engine"
+        )
+        parser.add_argument("--output", type=Path, default=Path("parity.json"), help="of record")
+        return parser
+
+
+def cmd_init() -> list[CLISubcommand]:
+    """Return the commands, as each module of vLLM's command line does."""
+    return [ParitySubcommand()]
+
+
+def _run(words: list[str], args: argparse.Namespace) -> None:
+    from rich.console import Console
+    from transformers.utils import logging as transformers_logging
+
+    from vllm.parity import compare_recordings, compare_with_hf, html, record, terminal
+
+    transformers_logging.set_verbosity_error()
+    console = Console()
+    if words[:1] == ["compare"]:
+        if len(words) != 3:
+            raise ValueError("compare takes two files: vllm parity compare A B.")
+        terminal.show_recordings(compare_recordings(*words[1:]), console)
+        return
+    is_recording = words[:1] == ["record"]
+    names = words[1:] if is_recording else words
+    if len(names) > 1:
+        raise ValueError(f"there is one model at a time, not {' and '.join(names)}.")
+    dtypes = args.dtypes.split(",")
+    setting = _setting(names, dtypes[0], args)
+    if is_recording:
+        record(setting, args.side, args.output)
+        console.print(f"written: {args.output}")
+        return
+    report = compare_with_hf(setting, args.modes.split(","), dtypes)
+    terminal.show(report, console)
+    if args.json:
+        report.write(args.json)
+    if args.html:
+        args.html.write_text(html.page(report))
+
+
+def _setting(names: list[str], dtype: str, args: argparse.Namespace) -> Setting:
+    from vllm.parity.setting import PROMPTS, Setting, bundled_model
+
+    prompts = PROMPTS
+    if args.prompts:
+        try:
+            prompts = tuple(line for line in args.prompts.read_text().splitlines() if line)
+        except OSError as error:
+            raise ValueError(f"--prompts: {error.strerror}: {args.prompts}.") from None
+    try:
+        generation = json.loads(args.generation)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"--generation is no JSON object: {error}.") from None
+    if not isinstance(generation, dict):
+        raise ValueError("--generation is no JSON object.")
+    model = names[0] if names else bundled_model()
+    return Setting(model, dtype, prompts, args.max_new_tokens, generation)

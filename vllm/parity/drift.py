@@ -1,0 +1,199 @@
+"""How far hidden states are from Hugging Face's, layer by layer and operation by operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from vllm import LLM
+
+Outputs = dict[str, torch.Tensor]
+
+PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+"""Projections of vLLM, and those of Hugging Face that they hold."""
+
+_ACTIVATIONS = ("act_fn", "activation_fn", "act")
+"""Modules of one name that compute different parts of a gated MLP on the two sides."""
+
+_STORE = "_parity_store"
+_HANDLES = "_parity_handles"
+
+
+@dataclass(frozen=True)
+class LayerDrift:
+    """Absolute differences of one layer's output, over tokens and hidden size.
+
+    Attributes:
+        maximum: of them.
+        mean: of them.
+        has_equal_bits: there is no difference.
+    """
+
+    maximum: float
+    mean: float
+    has_equal_bits: bool
+
+
+def decoder_layers(model: nn.Module) -> tuple[str, nn.ModuleList]:
+    """Return the name and the list of a model's decoder layers: its longest list of modules.
+
+    Raises:
+        ValueError: the model has no list of modules.
+    """
+    lists = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.ModuleList)]
+    if not lists:
+        raise ValueError(f"{type(model).__name__} has no list of layers whose drift could be told.")
+    return max(lists, key=lambda one: len(one[1]))
+
+
+def start_layers(model: nn.Module) -> None:
+    """Keep what each decoder layer returns from now on; see `take`."""
+    _, layers = decoder_layers(model)
+    _watch(model, {str(i): layer for i, layer in enumerate(layers)})
+
+
+def start_operations(model: nn.Module, layer: int) -> None:
+    """Keep what each module within a layer returns from now on; see `take`."""
+    _, layers = decoder_layers(model)
+    _watch(model, {name: one for name, one in layers[layer].named_modules() if name})
+
+
+def take(model: nn.Module) -> Outputs:
+    """Return what was kept, float32 [num_tokens, width] by name in the order of calls, and end."""
+    for handle in vars(model).pop(_HANDLES):
+        handle.remove()
+    kept: dict[str, list[torch.Tensor]] = vars(model).pop(_STORE)
+    return {name: torch.cat(parts) for name, parts in kept.items()}
+
+
+def _watch(model: nn.Module, modules: dict[str, nn.Module]) -> None:
+    kept: dict[str, list[torch.Tensor]] = {}
+
+    def keep(name: str, _: nn.Module, __: Any, output: Any) -> None:
+        if (found := _tensor(output)) is not None:
+            kept.setdefault(name, []).append(found.detach().flatten(0, -2).float().cpu())
+
+    handles = [one.register_forward_hook(partial(keep, name)) for name, one in modules.items()]
+    vars(model).update({_STORE: kept, _HANDLES: handles})
+
+
+def _tensor(output: Any) -> torch.Tensor | None:
+    """Return a module's output; vLLM's layers return what Hugging Face's have added already."""
+    if isinstance(output, torch.Tensor):
+        return output if output.dim() > 1 else None
+    if not isinstance(output, tuple) or not output or not isinstance(output[0], torch.Tensor):
+        return None
+    first, rest = output[0], output[1:]
+    if len(rest) == 1 and isinstance(rest[0], torch.Tensor) and rest[0].shape == first.shape:
+        return rest[0] + first
+    return first
+
+
+@contextmanager
+def _kept(model: nn.Module, start: Callable[[nn.Module], None]) -> Iterator[Outputs]:
+    found: Outputs = {}
+    start(model)
+    try:
+        yield found
+    finally:
+        found.update(take(model))
+
+
+@torch.inference_mode()
+def hf_outputs(
+    model: PreTrainedModel,
+    token_ids: list[int],
+    start: Callable[[nn.Module], None] = start_layers,
+    num_cached: int | None = None,
+) -> Outputs:
+    """Run Hugging Face's model over a text.
+
+    Args:
+        model: of Transformers.
+        token_ids: the text.
+        start: what is kept.
+        num_cached: tokens that are computed at once, before the others come one by one from a KV
+            cache; None computes all at once, without one.
+    """
+    ids = torch.tensor([token_ids], device=model.device)
+    with _kept(model, start) as found:
+        if num_cached is None:
+            model(input_ids=ids, use_cache=False)
+        else:
+            cache = model(input_ids=ids[:, :num_cached], use_cache=True).past_key_values
+            for i in range(num_cached, len(token_ids)):
+                model(input_ids=ids[:, i : i + 1], past_key_values=cache, use_cache=True)
+    return found
+
+
+def engine_outputs(
+    llm: LLM,
+    token_ids: list[int],
+    start: Callable[[nn.Module], None] = start_layers,
+    num_tokens: int = 1,
+) -> tuple[Outputs, list[int]]:
+    """Run an engine's model over a prompt and greedy tokens, of which it does not see the last.
+
+    Returns:
+        what is kept, and the tokens.
+    """
+    from vllm import SamplingParams
+
+    llm.apply_model(start)
+    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+    output = llm.generate({"prompt_token_ids": token_ids}, params, use_tqdm=False)[0].outputs[0]
+    return llm.apply_model(take)[0], list(output.token_ids)
+
+
+def compare_layers(a: Outputs, b: Outputs, num_tokens: int | None = None) -> list[LayerDrift]:
+    """Return how far the layers of two runs are apart, over the first tokens that both have."""
+    found = []
+    for name in a:
+        num = min(len(a[name]), len(b[name]), num_tokens or len(a[name]))
+        difference = (a[name][:num] - b[name][:num]).abs()
+        found.append(
+            LayerDrift(
+                maximum=float(difference.max()),
+                mean=float(difference.mean()),
+                has_equal_bits=bool((difference == 0).all()),
+            )
+        )
+    return found
+
+
+def first_different_layer(drift: list[LayerDrift]) -> int | None:
+    """Return the first layer whose output differs."""
+    return next((i for i, one in enumerate(drift) if not one.has_equal_bits), None)
+
+
+def first_different_operation(hf: Outputs, engine: Outputs) -> str | None:
+    """Return the first module of a layer whose output differs, by vLLM's name, in its order.
+
+    What only one of the two sides has cannot be compared.
+    """
+    for name, output in engine.items():
+        expected = _of_hf(hf, name)
+        is_other = name.rpartition(".")[2] in _ACTIVATIONS
+        if expected is None or is_other or expected.shape != output.shape:
+            continue
+        if not torch.equal(expected, output):
+            return name
+    return None
+
+
+def _of_hf(hf: Outputs, name: str) -> torch.Tensor | None:
+    parent, _, last = name.rpartition(".")
+    if last not in PACKED:
+        return hf.get(name)
+    parts = [hf.get(f"{parent}.{part}" if parent else part) for part in PACKED[last]]
+    found = [part for part in parts if part is not None]
+    return torch.cat(found, -1) if len(found) == len(parts) else None

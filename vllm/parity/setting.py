@@ -1,0 +1,97 @@
+"""What is compared: a model, a dtype, prompts and how they are continued."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import vllm
+
+MODES = ("upstream", "hf_compat", "exact")
+"""Ways to run the engine: without flags, with ``hf_compat=True``, with ``hf_compat="exact"``."""
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+PROMPTS = (
+    "def fibonacci(n):\n",
+    "import os\nimport sys\n\ndef main(",
+    "class Stack:\n    def __init__(self",
+    "for line in file:\n    ",
+    'raise ValueError("',
+    "with open(path) as f:\n    ",
+    "try:\n    import",
+    "return [x for x in ",
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What both sides are asked.
+
+    Attributes:
+        model: a folder, or a name on the Hub.
+        dtype: of `DTYPES`.
+        prompts: texts.
+        max_new_tokens: of each answer.
+        generation: further fields of `GenerationConfig`, such as ``repetition_penalty``.
+    """
+
+    model: str
+    dtype: str = "bfloat16"
+    prompts: tuple[str, ...] = PROMPTS
+    max_new_tokens: int = 48
+    generation: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype={self.dtype!r} is none of {', '.join(DTYPES)}.")
+        if not self.prompts:
+            raise ValueError("there are no prompts: give at least one.")
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens={self.max_new_tokens} must be at least 1.")
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of `GenerationConfig` of every request."""
+        return {"max_new_tokens": self.max_new_tokens, **(self.generation or {})}
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def bundled_model() -> str:
+    """Return the small model that the repository holds.
+
+    Raises:
+        ValueError: this installation was made from a wheel, which has no models.
+    """
+    folder = Path(__file__).resolve().parents[2] / "models" / "tiny-python-llama"
+    if not folder.is_dir():
+        raise ValueError("a wheel has no bundled model: name a model, or install with `-e`.")
+    return str(folder)
+
+
+def machine() -> dict[str, str | int]:
+    """Return what bits may depend on beside model and tokens."""
+    return {
+        "cpu": _cpu_name(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "vllm": vllm.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())

@@ -1,0 +1,127 @@
+"""A report as tables in a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console, JustifyMethod
+from rich.markup import escape
+from rich.table import Table
+
+from vllm.parity.drift import LayerDrift
+from vllm.parity.recording import RecordingsCompared
+from vllm.parity.report import Report, Run
+
+MAX_DIFFERENCES = 3
+"""First differences that are shown of a run; the JSON has all."""
+
+
+def show(report: Report, console: Console) -> None:
+    """Print a report."""
+    console.print(_summary(report))
+    for run in report.runs:
+        for i, comparison in enumerate(run.comparisons):
+            if comparison.first_difference is not None and i in _shown(run):
+                console.print(_candidates(report, run, i))
+    for dtype in report.cache_drift:
+        console.print(_drift(report, dtype))
+    for run in report.runs:
+        if run.cause:
+            console.print(f"[bold]{_name(run)}[/bold]: {escape(run.cause)}")
+
+
+def show_recordings(compared: RecordingsCompared, console: Console) -> None:
+    """Print what two recordings have in common."""
+    table = Table(title="two recordings")
+    table.add_column("", justify="left")
+    table.add_column("A")
+    table.add_column("B")
+    for name, (one, other) in compared.facts.items():
+        table.add_row(escape(name), escape(str(one)), escape(str(other)))
+    if compared.facts:
+        console.print(table)
+    console.print(f"answers equal: {compared.num_equal} of {compared.num_answers}")
+    if compared.num_equal_steps is None:
+        console.print("logits: one of the two has none")
+    else:
+        console.print(
+            f"logits with the same bits: {compared.num_equal_steps} of {compared.num_steps} steps"
+        )
+    console.print(f"largest difference of a logprob: {compared.max_logprob_difference:.3g}")
+
+
+def _name(run: Run) -> str:
+    return f"{run.mode}, {run.dtype}"
+
+
+def _summary(report: Report) -> Table:
+    setting = report.setting
+    rules = "".join(f", {name}={value}" for name, value in (setting.generation or {}).items())
+    title = (
+        f"{setting.model}: {len(setting.prompts)} prompts x {setting.max_new_tokens} tokens{rules}"
+    )
+    table = Table(title=escape(title))
+    for name in ("engine", "dtype", "answers equal", "logits with equal bits", "largest difference",
+                 "first to differ"):  # fmt: skip
+        justify: JustifyMethod = "left" if name in ("engine", "dtype") else "right"
+        table.add_column(name, justify=justify, overflow="fold")
+    for run in report.runs:
+        where = "-" if run.first_layer is None else f"layer {run.first_layer}"
+        if run.first_operation:
+            where += f", {run.first_operation}"
+        table.add_row(
+            run.mode,
+            run.dtype,
+            f"{run.num_equal} of {len(run.comparisons)}",
+            f"{run.share_of_bits:.2%}",
+            f"{max(one.max_difference for one in run.comparisons):.2g}",
+            where,
+        )
+    return table
+
+
+def _shown(run: Run) -> list[int]:
+    different = [i for i, one in enumerate(run.comparisons) if one.first_difference is not None]
+    return different[:MAX_DIFFERENCES]
+
+
+def _candidates(report: Report, run: Run, index: int) -> Table:
+    comparison = run.comparisons[index]
+    prompt = report.setting.prompts[index].encode("unicode_escape").decode()
+    title = f"{_name(run)}: token {comparison.first_difference} after {prompt:.40}"
+    table = Table(title=escape(title))
+    for name in ("id", "token", "Hugging Face", "this vLLM"):
+        table.add_column(name, justify="left" if name == "token" else "right")
+    for one in comparison.candidates:
+        style = {"hf": "green", "engine": "red"}.get(one.chosen_by, "")
+        table.add_row(
+            str(one.token_id),
+            escape(repr(report.token_texts[one.token_id])),
+            _percent(one.probability_hf) + (" <" if one.chosen_by == "hf" else "  "),
+            _percent(one.probability_engine) + (" <" if one.chosen_by == "engine" else "  "),
+            style=style,
+        )
+    return table
+
+
+def _percent(probability: float | None) -> str:
+    return "-" if probability is None else f"{probability:.4%}"
+
+
+def _drift(report: Report, dtype: str) -> Table:
+    """Hugging Face with a KV cache from itself without, and each engine from Hugging Face."""
+    runs = [run for run in report.runs if run.dtype == dtype]
+    table = Table(title=f"drift of hidden states in {dtype}: largest (mean)")
+    table.add_column("layer", justify="right")
+    table.add_column("HF, cache / none", justify="right")
+    for run in runs:
+        table.add_column(f"{run.mode}, prompt", justify="right")
+        table.add_column(f"{run.mode}, decoding", justify="right")
+    for i, own in enumerate(report.cache_drift[dtype]):
+        cells = [_cell(own)]
+        for run in runs:
+            cells += [_cell(run.prompt_drift[i]), _cell(run.decode_drift[i])]
+        table.add_row(str(i), *cells)
+    return table
+
+
+def _cell(drift: LayerDrift) -> str:
+    return "0" if drift.has_equal_bits else f"{drift.maximum:.2g} ({drift.mean:.1g})"
