@@ -115,7 +115,7 @@ EXCLUDED_BY_EXACT: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"split_qkv": True}, "split_qkv=True is not implemented"),
+        ({"split_qkv": "always"}, "split_qkv='always' is not a value"),
         ({"deterministic": True}, "deterministic=True is not implemented"),
         ({"deterministic": "batch"}, "deterministic='batch' is not implemented"),
         *(

@@ -40,8 +40,8 @@ def exact_engine(dtype: str) -> Iterator[LLM]:
         dtype=dtype,
         max_model_len=512,
         max_num_batched_tokens=512,
-        block_size=32,
-        num_gpu_blocks_override=56,
+        block_size=16,
+        num_gpu_blocks_override=64,
     ) as llm:
         yield llm
 
