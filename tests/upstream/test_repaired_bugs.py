@@ -6,37 +6,42 @@ patch can go.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.engines import MODEL
-from tests.upstream.trees import ProbeFailed, run_probe
+from tests.upstream.trees import run_probe
 
 ARGUMENTS = {"model": str(MODEL)}
 
 
-def test_seeded_request_with_chunked_prefill() -> None:
-    with pytest.raises(ProbeFailed, match=r"CPU Generator does not use offset|EngineDeadError"):
-        run_probe("seeded_chunked_prefill", upstream=True, arguments=ARGUMENTS)
-    ours = run_probe("seeded_chunked_prefill", upstream=False, arguments=ARGUMENTS)
-    assert len(ours["alone"]) == 16
-    assert ours["alone"] == ours["beside"], "discarded draws have disturbed the generator"
+@pytest.fixture(scope="module")
+def theirs() -> Any:
+    return run_probe("repaired_bugs", upstream=True, arguments=ARGUMENTS, TQDM_DISABLE="1")
 
 
-def test_prompt_embeds_with_penalty() -> None:
-    theirs = run_probe("prompt_embeds_penalty", upstream=True, arguments=ARGUMENTS)
-    assert theirs["first"] != theirs["second"], "upstream no longer reads stale tokens"
-    ours = run_probe("prompt_embeds_penalty", upstream=False, arguments=ARGUMENTS)
-    assert ours["first"] == ours["second"] == theirs["first"]
+@pytest.fixture(scope="module")
+def ours() -> Any:
+    return run_probe("repaired_bugs", upstream=False, arguments=ARGUMENTS, TQDM_DISABLE="1")
 
 
-def test_disabled_progress_bar() -> None:
-    def run(upstream: bool) -> object:
-        return run_probe(
-            "disabled_progress_bar", upstream=upstream, arguments=ARGUMENTS, TQDM_DISABLE="1"
-        )
+def test_seeded_request_with_chunked_prefill(theirs: Any, ours: Any) -> None:
+    assert "CPU Generator does not use offset" in str(theirs["seeded"])
+    alone, beside = ours["seeded"]
+    assert len(alone) == 16
+    assert alone == beside, "discarded draws have disturbed the generator"
 
-    assert "ZeroDivisionError" in str(run(upstream=True))
-    assert run(upstream=False) == 1
+
+def test_prompt_embeds_with_penalty(theirs: Any, ours: Any) -> None:
+    first, second = theirs["embeds"]
+    assert first != second, "upstream no longer reads stale tokens"
+    assert ours["embeds"] == [first, first]
+
+
+def test_disabled_progress_bar(theirs: Any, ours: Any) -> None:
+    assert "ZeroDivisionError" in theirs["progress_bar"]
+    assert ours["progress_bar"] == "1"
 
 
 def test_machine_that_reports_little_memory() -> None:
