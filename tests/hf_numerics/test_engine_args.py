@@ -89,6 +89,26 @@ def test_compiled_code_is_not_used_on_cpu(
 
 
 @pytest.mark.parametrize(
+    ("given", "chunks", "caches"),
+    [
+        ({}, False, False),
+        ({"dtype": "float32"}, True, True),
+        ({"enable_chunked_prefill": True}, True, False),
+        ({"enable_prefix_caching": True}, False, True),
+        ({"max_num_batched_tokens": 64}, False, False),
+        ({"max_num_batched_tokens": 48}, True, False),
+    ],
+)
+def test_prompts_are_whole_in_16_bits(
+    tmp_path: Path, given: dict[str, Any], chunks: bool, caches: bool
+) -> None:
+    folder = write_model(tmp_path, torch.bfloat16, in_config=True)
+    config = engine_config(folder, hf_compat=True, **given)
+    assert config.scheduler_config.enable_chunked_prefill is chunks
+    assert config.cache_config.enable_prefix_caching is caches
+
+
+@pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "sizes"),
     [(8, 2, [1, 2, 4, 8]), (6, 4, [1, 2]), (9, 3, [1, 3, 9]), (12, 12, [1, 2, 3, 4, 6, 12]),
      (71, 1, [1, 71])],

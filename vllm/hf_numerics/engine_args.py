@@ -46,6 +46,8 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
         return  # vLLM's own layers: all that differs is the last bits
     if _needs_hf_threads(args):
         args.distributed_executor_backend = _EXECUTOR
+    if current_platform.is_cpu():
+        _keep_prompts_whole(args)
     if args.enforce_eager:
         return
     if current_platform.is_cpu():
@@ -55,6 +57,21 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
         logger.warning(
             "hf_compat: compiled code does not round where HF does; --enforce-eager does."
         )
+
+
+def _keep_prompts_whole(args: EngineArgs) -> None:
+    """Switch off what splits prompts, as far as nothing is asked for: products of a part of a
+    prompt round differently from those of the whole.
+    """
+    if args.enable_prefix_caching is None:
+        args.enable_prefix_caching = False
+    budget, longest = args.max_num_batched_tokens, args.max_model_len
+    if args.enable_chunked_prefill is None and (
+        budget is None or (longest is not None and budget >= longest)
+    ):
+        args.enable_chunked_prefill = False
+    if not (args.enable_prefix_caching or args.enable_chunked_prefill):
+        logger.info("hf_compat: prompts are computed whole, neither in chunks nor from a cache.")
 
 
 def _needs_hf_threads(args: EngineArgs) -> bool:
