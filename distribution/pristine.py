@@ -7,6 +7,7 @@ build/<target>/python-<sha>/      only its Python files
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import shutil
 import zipfile
@@ -62,6 +63,15 @@ def _unpack(wheel: Path, folder: Path, suffix: str) -> Path:
     with replacing(folder) as partial, zipfile.ZipFile(wheel) as archive:
         archive.extractall(partial, [n for n in archive.namelist() if n.endswith(suffix)])
     return folder
+
+
+def compile_bytecode(folder: Path) -> None:
+    """Write the bytecode of a folder's Python files, as pip does for what it copies.
+
+    Where Python may write none itself (``PYTHONDONTWRITEBYTECODE``, as in many containers), every
+    process of an engine would compile all of vLLM.
+    """
+    compileall.compile_dir(folder, quiet=2, workers=0)
 
 
 @contextlib.contextmanager

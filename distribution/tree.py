@@ -10,7 +10,6 @@ leaves the last good one; it is made again only when something that it is made f
 
 from __future__ import annotations
 
-import compileall
 import hashlib
 import json
 import os
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from distribution.errors import DistributionError
 from distribution.pins import ROOT, Pin, load_pin
-from distribution.pristine import build_folder, pristine_tree, replacing
+from distribution.pristine import build_folder, compile_bytecode, pristine_tree, replacing
 from distribution.series import load_series, patched_files
 
 PACKAGE = "vllm"
@@ -61,7 +60,7 @@ def assembled_tree(target: str, *, link: bool, root: Path = ROOT) -> Path:
         _overlay(root / PACKAGE, package, link)
         _write_record(partial, key)
     if link:
-        _compile(folder)
+        compile_bytecode(folder)
     return folder
 
 
@@ -134,15 +133,6 @@ def _write_version(package: Path, pin: Pin) -> None:
         f"__version_tuple__ = version_tuple = {numbers!r}\n"
         "__commit_id__ = commit_id = None\n"
     )
-
-
-def _compile(folder: Path) -> None:
-    """Write bytecode, as pip does for what it copies.
-
-    Where Python may write none itself (``PYTHONDONTWRITEBYTECODE``, as in many containers), every
-    process of an engine would compile all of vLLM.
-    """
-    compileall.compile_dir(folder, quiet=2, workers=0)
 
 
 def _overlay(source: Path, destination: Path, link: bool) -> None:

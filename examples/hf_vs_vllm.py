@@ -35,6 +35,8 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from vllm import LLM, SamplingParams
+from vllm.parity.differences import first_difference
+from vllm.parity.setting import PROMPTS as PARITY_PROMPTS
 
 ROOT = Path(__file__).resolve().parent.parent
 BUNDLED_MODEL = ROOT / "models" / "tiny-python-llama"
@@ -42,14 +44,7 @@ ARTICLE_MODEL = "facebook/opt-125m"
 ARTICLE_PROMPT = "Hello, what is apple? "
 
 PROMPTS = (
-    "def fibonacci(n):\n",
-    "import os\nimport sys\n\ndef main(",
-    "class Stack:\n    def __init__(self",
-    "for line in file:\n    ",
-    'raise ValueError("',
-    "with open(path) as f:\n    ",
-    "try:\n    import",
-    "return [x for x in ",
+    *PARITY_PROMPTS,
     "# Copy the file to",
     '"""Return the number of',
     "if __name__ == '__main__':\n",
@@ -118,14 +113,6 @@ def ask_vllm(llm: LLM, prompts: Sequence[list[int]], config: GenerationConfig) -
     )
     seconds = time.perf_counter() - start
     return Answers([list(output.outputs[0].token_ids) for output in outputs], seconds)
-
-
-def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
-    """Return the first index where two sequences differ or one of them has ended."""
-    if list(a) == list(b):
-        return None
-    pairs = zip(a, b, strict=False)
-    return next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))
 
 
 def hf_probabilities(model: PreTrainedModel, context: list[int], tokens: list[int]) -> list[float]:

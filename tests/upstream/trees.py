@@ -6,7 +6,6 @@ environment, so that nothing but the fork's changes differs.
 
 from __future__ import annotations
 
-import compileall
 import contextlib
 import functools
 import json
@@ -18,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from distribution.pristine import pristine_tree
+from distribution.pristine import compile_bytecode, pristine_tree
 
 TESTS = Path(__file__).resolve().parent.parent
 PROBES = TESTS / "upstream" / "probes"
@@ -60,7 +59,7 @@ def run_probe(
 @functools.cache
 def _compiled_pristine_tree() -> Path:
     tree = pristine_tree("cpu")
-    compileall.compile_dir(tree, quiet=2, workers=0)
+    compile_bytecode(tree)
     return tree
 
 

@@ -48,12 +48,12 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
         args.distributed_executor_backend = _EXECUTOR
     if current_platform.is_cpu():
         _keep_prompts_whole(args)
-    if args.enforce_eager:
-        return
-    if current_platform.is_cpu():
-        logger.info("hf_compat: enforce_eager, since compiled code does not round where HF does.")
-        args.enforce_eager = True
-    else:
+        if not args.enforce_eager:
+            logger.info(
+                "hf_compat: enforce_eager, since compiled code does not round where HF does."
+            )
+            args.enforce_eager = True
+    elif not args.enforce_eager:
         logger.warning(
             "hf_compat: compiled code does not round where HF does; --enforce-eager does."
         )

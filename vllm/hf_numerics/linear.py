@@ -34,7 +34,7 @@ class HFLinearMethod(UnquantizedLinearMethod):
     def process_weights_after_loading(self, layer: Any) -> None:
         if not current_platform.is_cpu():
             super().process_weights_after_loading(layer)
-        elif layer.weight.dtype == torch.float32 or layer.weight.is_meta:
+        elif _keeps_one_product(layer):
             layer.cpu_linear = functional.linear
         else:
             layer.cpu_linear = partial(linear_by_request, rows_apart(layer))
@@ -49,10 +49,12 @@ class HFEmbeddingMethod(UnquantizedEmbeddingMethod):
     def process_weights_after_loading(self, layer: Any) -> None:
         if not current_platform.is_cpu():
             super().process_weights_after_loading(layer)
-        elif layer.weight.dtype == torch.float32 or layer.weight.is_meta:
-            layer.cpu_linear = functional.linear
         else:
-            layer.cpu_linear = rows_apart(layer)
+            layer.cpu_linear = functional.linear if _keeps_one_product(layer) else rows_apart(layer)
+
+
+def _keeps_one_product(layer: Any) -> bool:
+    return layer.weight.dtype == torch.float32 or layer.weight.is_meta
 
 
 def use_plain_products(model: nn.Module) -> None:

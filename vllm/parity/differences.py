@@ -54,8 +54,9 @@ class Comparison:
 def compare(hf: Answer, engine: Answer) -> Comparison:
     """Compare an engine's answer with Hugging Face's."""
     first = first_difference(hf.tokens, engine.tokens)
-    num_steps = min(len(hf.tokens), len(engine.tokens)) if first is None else first + 1
-    num_steps = min(num_steps, len(hf.tokens), len(engine.tokens))
+    num_steps = min(len(hf.tokens), len(engine.tokens))
+    if first is not None:
+        num_steps = min(num_steps, first + 1)
     ours, theirs = _values(hf, engine, num_steps)
     differences = np.abs(ours - theirs)
     return Comparison(
@@ -93,6 +94,11 @@ def candidates(hf: Answer, engine: Answer, step: int) -> list[Candidate]:
         for token in likeliest
         if token in chosen or len(ids) <= NUM_CANDIDATES or token in ranked[0]
     ]
+
+
+def percent(probability: float | None) -> str:
+    """Return a candidate's probability for reading."""
+    return "-" if probability is None else f"{probability:.4%}"
 
 
 def _probability(logprobs: dict[int, float], token: int) -> float | None:

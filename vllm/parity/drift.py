@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -98,16 +97,6 @@ def _tensor(output: Any) -> torch.Tensor | None:
     return first
 
 
-@contextmanager
-def _kept(model: nn.Module, start: Callable[[nn.Module], None]) -> Iterator[Outputs]:
-    found: Outputs = {}
-    start(model)
-    try:
-        yield found
-    finally:
-        found.update(take(model))
-
-
 @torch.inference_mode()
 def hf_outputs(
     model: PreTrainedModel,
@@ -125,14 +114,14 @@ def hf_outputs(
             cache; None computes all at once, without one.
     """
     ids = torch.tensor([token_ids], device=model.device)
-    with _kept(model, start) as found:
-        if num_cached is None:
-            model(input_ids=ids, use_cache=False)
-        else:
-            cache = model(input_ids=ids[:, :num_cached], use_cache=True).past_key_values
-            for i in range(num_cached, len(token_ids)):
-                model(input_ids=ids[:, i : i + 1], past_key_values=cache, use_cache=True)
-    return found
+    start(model)
+    if num_cached is None:
+        model(input_ids=ids, use_cache=False)
+    else:
+        cache = model(input_ids=ids[:, :num_cached], use_cache=True).past_key_values
+        for i in range(num_cached, len(token_ids)):
+            model(input_ids=ids[:, i : i + 1], past_key_values=cache, use_cache=True)
+    return take(model)
 
 
 def engine_outputs(

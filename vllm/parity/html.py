@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
+from vllm.parity.differences import percent
 from vllm.parity.drift import LayerDrift
 from vllm.parity.report import Report, Run
 
@@ -34,9 +35,7 @@ def page(report: Report) -> str:
         for dtype in report.cache_drift
     ]
     causes = "".join(
-        f"<p><b>{run.mode}, {run.dtype}</b>: {escape(run.cause)}</p>"
-        for run in report.runs
-        if run.cause
+        f"<p><b>{run.name}</b>: {escape(run.cause)}</p>" for run in report.runs if run.cause
     )
     facts = ", ".join(f"{name} {value}" for name, value in report.machine.items())
     body = [
@@ -70,10 +69,10 @@ def _summary(report: Report) -> str:
         (
             "",
             (
-                f"{run.mode}, {run.dtype}",
+                run.name,
                 f"{run.num_equal} of {len(run.comparisons)}",
                 f"{run.share_of_bits:.2%}",
-                f"{max(one.max_difference for one in run.comparisons):.2g}",
+                f"{run.max_difference:.2g}",
                 "-"
                 if run.first_layer is None
                 else f"{run.first_layer} {run.first_operation or ''}",
@@ -102,20 +101,16 @@ def _candidates(report: Report, run: Run) -> str:
                 (
                     str(candidate.token_id),
                     repr(report.token_texts[candidate.token_id]),
-                    _percent(candidate.probability_hf),
-                    _percent(candidate.probability_engine),
+                    percent(candidate.probability_hf),
+                    percent(candidate.probability_engine),
                 ),
             )
             for candidate in one.candidates
         ]
-        heading = f"{run.mode}, {run.dtype}: token {one.first_difference} after {prompt!r}"
+        heading = f"{run.name}: token {one.first_difference} after {prompt!r}"
         parts.append(f"<h3>{escape(heading)}</h3>")
         parts.append(_table(("id", "token", "Hugging Face", "this vLLM"), rows))
     return "".join(parts)
-
-
-def _percent(probability: float | None) -> str:
-    return "-" if probability is None else f"{probability:.4%}"
 
 
 def _drift_plot(report: Report, dtype: str) -> str:
@@ -164,7 +159,7 @@ def _histogram(report: Report) -> str:
         return "<p>Nowhere: all answers are equal.</p>"
     num_bins, length = 10, report.setting.max_new_tokens
     counts = {
-        f"{run.mode}, {run.dtype}": [
+        run.name: [
             sum(
                 one.first_difference is not None
                 and min(one.first_difference * num_bins // length, num_bins - 1) == b

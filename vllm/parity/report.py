@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from tqdm.auto import tqdm
@@ -47,6 +46,22 @@ class Run:
     first_layer: int | None
     first_operation: str | None
     cause: str | None
+
+    @property
+    def name(self) -> str:
+        """Of the run among others."""
+        return f"{self.mode}, {self.dtype}"
+
+    @property
+    def first_to_differ(self) -> str:
+        """Layer and operation; "-" if there is none."""
+        parts = ["-" if self.first_layer is None else f"layer {self.first_layer}"]
+        return ", ".join([*parts, self.first_operation] if self.first_operation else parts)
+
+    @property
+    def max_difference(self) -> float:
+        """The largest of all prompts."""
+        return max(one.max_difference for one in self.comparisons)
 
     @property
     def num_equal(self) -> int:
@@ -173,9 +188,3 @@ def _run(side: _Reference, mode: str) -> Run:
         first_operation=operation,
         cause=likely_cause(setting, mode, comparisons, operation),
     )
-
-
-def read(path: str | Path) -> dict[str, Any]:
-    """Return a report that was written, as plain data."""
-    found: dict[str, Any] = json.loads(Path(path).read_text())
-    return found

@@ -140,10 +140,10 @@ def engine_answers(llm: LLM, setting: Setting, prompts: list[list[int]]) -> list
         prompts: token ids.
     """
     frontend = llm.input_processor.hf_compat
-    config = GenerationConfig(**setting.fields, output_logits=frontend is not None)
     if frontend is None:
         params = _upstream_params(setting)
     else:
+        config = GenerationConfig(**setting.fields, output_logits=True)
         params = frontend.to_sampling_params(GenerateCall.of(config))
         params.logprobs = NUM_LOGPROBS
     given: Any = [{"prompt_token_ids": prompt} for prompt in prompts]

@@ -6,6 +6,7 @@ from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 
+from vllm.parity.differences import percent
 from vllm.parity.drift import LayerDrift
 from vllm.parity.recording import RecordingsCompared
 from vllm.parity.report import Report, Run
@@ -25,7 +26,7 @@ def show(report: Report, console: Console) -> None:
         console.print(_drift(report, dtype))
     for run in report.runs:
         if run.cause:
-            console.print(f"[bold]{_name(run)}[/bold]: {escape(run.cause)}")
+            console.print(f"[bold]{run.name}[/bold]: {escape(run.cause)}")
 
 
 def show_recordings(compared: RecordingsCompared, console: Console) -> None:
@@ -48,10 +49,6 @@ def show_recordings(compared: RecordingsCompared, console: Console) -> None:
     console.print(f"largest difference of a logprob: {compared.max_logprob_difference:.3g}")
 
 
-def _name(run: Run) -> str:
-    return f"{run.mode}, {run.dtype}"
-
-
 def _summary(report: Report) -> Table:
     setting = report.setting
     rules = "".join(f", {name}={value}" for name, value in (setting.generation or {}).items())
@@ -64,16 +61,13 @@ def _summary(report: Report) -> Table:
         justify: JustifyMethod = "left" if name in ("engine", "dtype") else "right"
         table.add_column(name, justify=justify, overflow="fold")
     for run in report.runs:
-        where = "-" if run.first_layer is None else f"layer {run.first_layer}"
-        if run.first_operation:
-            where += f", {run.first_operation}"
         table.add_row(
             run.mode,
             run.dtype,
             f"{run.num_equal} of {len(run.comparisons)}",
             f"{run.share_of_bits:.2%}",
-            f"{max(one.max_difference for one in run.comparisons):.2g}",
-            where,
+            f"{run.max_difference:.2g}",
+            run.first_to_differ,
         )
     return table
 
@@ -86,7 +80,7 @@ def _shown(run: Run) -> list[int]:
 def _candidates(report: Report, run: Run, index: int) -> Table:
     comparison = run.comparisons[index]
     prompt = report.setting.prompts[index].encode("unicode_escape").decode()
-    title = f"{_name(run)}: token {comparison.first_difference} after {prompt:.40}"
+    title = f"{run.name}: token {comparison.first_difference} after {prompt:.40}"
     table = Table(title=escape(title))
     for name in ("id", "token", "Hugging Face", "this vLLM"):
         table.add_column(name, justify="left" if name == "token" else "right")
@@ -95,15 +89,11 @@ def _candidates(report: Report, run: Run, index: int) -> Table:
         table.add_row(
             str(one.token_id),
             escape(repr(report.token_texts[one.token_id])),
-            _percent(one.probability_hf) + (" <" if one.chosen_by == "hf" else "  "),
-            _percent(one.probability_engine) + (" <" if one.chosen_by == "engine" else "  "),
+            percent(one.probability_hf) + (" <" if one.chosen_by == "hf" else "  "),
+            percent(one.probability_engine) + (" <" if one.chosen_by == "engine" else "  "),
             style=style,
         )
     return table
-
-
-def _percent(probability: float | None) -> str:
-    return "-" if probability is None else f"{probability:.4%}"
 
 
 def _drift(report: Report, dtype: str) -> Table:
