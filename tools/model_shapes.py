@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ class Shape:
         narrow: replacements in ``config`` for a model of a few megabytes per layer; head
             dimension, head grouping and everything else special to the family stay.
         adds_bos: whether the real tokenizer puts BOS before a prompt.
+        none: arguments in ``config`` that are None, which a file of this format cannot say.
     """
 
     source: str
@@ -29,6 +30,7 @@ class Shape:
     generation: Mapping[str, Any]
     narrow: Mapping[str, Any]
     adds_bos: bool
+    none: Sequence[str] = ()
 
 
 SHAPES = {
@@ -42,6 +44,8 @@ ALIASES = {
     "llama": "tinyllama-1.1b",
     "falcon": "falcon-7b",
     "mixtral": "mixtral-8x7b",
+    "qwen3-moe": "qwen3-30b-a3b",
+    "deepseek-v2": "deepseek-v2-lite",
 }
 """Names of architectures for the one shape of theirs which is here."""
 
@@ -67,7 +71,7 @@ def make_config(shape: Shape, *, num_layers: int | None = None, narrow: bool = F
     """
     if num_layers is not None and num_layers < 1:
         raise ValueError(f"a model needs at least one layer, not {num_layers}")
-    values = {**shape.config, **(shape.narrow if narrow else {})}
+    values = {**shape.config, **(shape.narrow if narrow else {}), **dict.fromkeys(shape.none)}
     layers_key = "n_layer" if "n_layer" in values else "num_hidden_layers"
     values[layers_key] = num_layers or values[layers_key]
     return AutoConfig.for_model(**values)

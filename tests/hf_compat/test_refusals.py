@@ -104,7 +104,6 @@ EXCLUDED_BY_EXACT: list[tuple[dict[str, Any], str]] = [
     ({"enable_prefix_caching": True}, "enable_prefix_caching=True, since prompts"),
     ({"enable_chunked_prefill": True}, "enable_chunked_prefill=True"),
     ({"tensor_parallel_size": 2}, "tensor_parallel_size=2, since sums"),
-    ({"enable_lora": True}, "enable_lora=True"),
     ({"quantization": "fp8"}, "quantization='fp8', since Transformers"),
     ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8'"),
     ({"load_format": "dummy"}, "load_format='dummy'"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
     GenerationConfig,
@@ -20,6 +22,7 @@ from tests.reference import equal_to_the_end, generate_all
 from tests.sizes import size
 from vllm import SamplingParams
 from vllm.hf_compat.answers import HFOutput
+from vllm.lora.request import LoRARequest
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -42,6 +45,8 @@ def exact_engine(dtype: str) -> Iterator[LLM]:
         max_num_batched_tokens=512,
         block_size=16,
         num_gpu_blocks_override=64,
+        enable_lora=True,
+        max_loras=2,
     ) as llm:
         yield llm
 
@@ -59,7 +64,7 @@ def stock_logits(
         torch.manual_seed(seed)
     with torch.inference_mode():
         output = model.generate(
-            torch.tensor([prompt]),
+            input_ids=torch.tensor([prompt]),
             generation_config=config,
             output_logits=True,
             return_dict_in_generate=True,
@@ -113,6 +118,55 @@ def test_requests_of_several_rows(
     for prompt, output in zip(prompts, outputs, strict=False):
         for one, row in zip(output.outputs, generate_all(stock_model, prompt, config), strict=True):
             assert equal_to_the_end(list(one.token_ids), row, {0, 2})
+
+
+@pytest.fixture
+def adapters(dtype: str, tmp_path: Path) -> list[PeftModel]:
+    """LoRA and DoRA adapters of random weights in PEFT, read from folders named by their place."""
+    found = []
+    for i, use_dora in enumerate((False, True)):
+        config = LoraConfig(
+            r=8,
+            lora_alpha=12,
+            target_modules=["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"],
+            init_lora_weights=False,  # an untrained adapter's would change nothing
+            use_dora=use_dora,
+            task_type="CAUSAL_LM",
+        )
+        torch.manual_seed(i)
+        bases = [
+            AutoModelForCausalLM.from_pretrained(MODEL, dtype=getattr(torch, dtype))
+            for _ in range(2)
+        ]
+        get_peft_model(bases[0], config).save_pretrained(str(tmp_path / str(i)))
+        found.append(PeftModel.from_pretrained(bases[1], tmp_path / str(i)).eval())
+    return found
+
+
+def test_requests_with_two_adapters_and_without(
+    exact_engine: LLM,
+    stock_model: PreTrainedModel,
+    adapters: list[PeftModel],
+    prompts: list[list[int]],
+    tmp_path: Path,
+) -> None:
+    """All in one batch; the last of each kind after the adapters were loaded."""
+    models = [stock_model, *adapters]
+    requests = [None, *(LoRARequest(str(i), i + 1, str(tmp_path / str(i))) for i in range(2))]
+    config = GenerationConfig(max_new_tokens=8, output_logits=True)
+    outputs = exact_engine.generate(
+        as_prompts(prompts[:15]),
+        config,
+        lora_request=[requests[i % 3] for i in range(15)],
+        use_tqdm=False,
+    )
+    for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=False)):
+        one = output.outputs[0]
+        assert isinstance(one, HFOutput)
+        assert one.logits is not None
+        tokens, logits = stock_logits(models[i % 3], prompt, config)
+        assert list(one.token_ids) == tokens, i
+        assert one.logits.tobytes() == logits.tobytes(), i
 
 
 def test_logprobs_of_the_prompt(

@@ -14,6 +14,7 @@ With ``hf_compat="exact"``, the Transformers model itself runs in vLLM's engine:
 * :mod:`.alone` - one request, at the shapes that it has in `generate()`.
 * :mod:`.grouped_decode` - many requests at once, where :mod:`.self_check` finds the same bits.
 * :mod:`.row_linear` - their matrix products.
+* :mod:`.adapters` - LoRA, by PEFT.
 * :mod:`.executor` - the threads of its process on CPU.
 * :mod:`.kv_pages` - keys and values in vLLM's KV cache.
 

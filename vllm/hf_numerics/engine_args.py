@@ -133,7 +133,6 @@ def _excluded(args: EngineArgs, flags: ForkFlags) -> dict[str, tuple[bool | None
             args.speculative_config is not None,
             "several tokens at once round differently",
         ),
-        "enable_lora=True": (args.enable_lora, "vLLM's adapters need vLLM's layers"),
         "enable_prompt_embeds=True": (args.enable_prompt_embeds, "it takes token ids"),
         f"distributed_executor_backend={args.distributed_executor_backend!r}": (
             args.distributed_executor_backend not in (None, "mp", "uni", _EXECUTOR),

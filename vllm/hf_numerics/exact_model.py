@@ -9,6 +9,7 @@ with others only where that leaves every bit as it is.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,7 @@ from vllm.forward_context import get_forward_context
 from vllm.hf_compat.request import HFRequest
 from vllm.hf_compat.row_ids import GUIDE, split_row_id
 from vllm.hf_compat.sampler import runner_of
+from vllm.hf_numerics.adapters import PeftAdapters
 from vllm.hf_numerics.alone import Alone, make_pages
 from vllm.hf_numerics.grouped_decode import GroupedDecode, can_group
 from vllm.hf_numerics.kv_pages import StepMetadata
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
+NO_ADAPTER = 0
 _PREFIX = "hf_exact.layers"
 _DROPPED = "hf_exact_dropped"  # of the runner's requests: tokens that the model's cache has lost
 
@@ -42,6 +45,10 @@ class ExactModel(nn.Module):
     Args:
         model: of Transformers, as `generate()` would run it.
         vllm_config: of the engine.
+
+    Attributes:
+        group_sizes: for each adapter, how many of its requests can be computed together.
+        adapters: None if LoRA is not enabled.
     """
 
     def __init__(self, model: PreTrainedModel, vllm_config: VllmConfig) -> None:
@@ -54,23 +61,30 @@ class ExactModel(nn.Module):
         for i, layer in enumerate(self.layers):
             context[f"{_PREFIX}.{i}"] = layer
         self.alone = Alone(model, self.layers)
-        self.grouped: GroupedDecode | None = None
-        self.group_sizes: list[int] = []
+        self.grouped = GroupedDecode(model, self.layers) if can_group(model) else None
+        self.group_sizes: dict[int, list[int]] = {}
         self._logits: list[torch.Tensor] = []
-        self._try_groups()
+        self.adapters: PeftAdapters | None = None
+        if (config := vllm_config.lora_config) is not None:
+            self.adapters = PeftAdapters(model, config, on_load=self._try_groups)
+        self._try_groups(NO_ADAPTER)
 
-    def _try_groups(self) -> None:
-        """Find out how many requests can be computed together."""
-        if can_group(self.model):
-            self.grouped = GroupedDecode(self.model, self.layers)
-            self.group_sizes = equal_group_sizes(
+    def _try_groups(self, adapter_id: int) -> None:
+        """Find out how many requests with an adapter, which is active, can be computed together."""
+        sizes: list[int] = []
+        if self.grouped is not None:
+            self.grouped.stand_in()
+            sizes = equal_group_sizes(
                 self.grouped, self.alone, self.layers, self._vocab_size, self.model.device
             )
-        if self.group_sizes:
-            most = self.group_sizes[0]
-            logger.info('hf_compat="exact": up to %d requests are computed together.', most)
+        self.group_sizes[adapter_id] = sizes
+        name = type(self.model).__name__ + (f" with adapter {adapter_id}" if adapter_id else "")
+        if sizes:
+            most = sizes[0]
+            logger.info(
+                'hf_compat="exact": up to %d requests of %s are computed together.', most, name
+            )
         else:
-            name = type(self.model).__name__
             logger.warning('hf_compat="exact": %s is computed one request at a time.', name)
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
@@ -102,15 +116,35 @@ class ExactModel(nn.Module):
             return places
         step: StepMetadata = metadata[f"{_PREFIX}.0"]
         num_new = [stop - start for start, stop in zip(step.starts, step.starts[1:], strict=False)]
-        one_each = [i for i, num in enumerate(num_new) if num == 1 and step.seq_lens[i] > 1]
-        together = self._groups(one_each)
+        adapters = self._adapters_of(len(num_new))
+        for adapter_id in sorted(set(adapters)):
+            own = {i: num for i, num in enumerate(num_new) if num and adapters[i] == adapter_id}
+            with self._active(adapter_id):
+                self._advance_all(own, self.group_sizes[adapter_id], step, places)
+        return places
+
+    def _adapters_of(self, num_requests: int) -> list[int]:
+        """Return the adapter of each request of the batch."""
+        if self.adapters is None:
+            return [NO_ADAPTER] * num_requests
+        batch = runner_of(self._vllm_config).input_batch
+        return batch.request_lora_mapping[:num_requests].tolist()
+
+    def _active(self, adapter_id: int) -> AbstractContextManager[None]:
+        return nullcontext() if self.adapters is None else self.adapters.active(adapter_id)
+
+    def _advance_all(
+        self, num_new: dict[int, int], sizes: list[int], step: StepMetadata, places: torch.Tensor
+    ) -> None:
+        """Compute requests, each with a number of new tokens, that share an adapter."""
+        one_each = [i for i, num in num_new.items() if num == 1 and step.seq_lens[i] > 1]
+        together = _groups(one_each, sizes)
         for group in together:
             self._keep(places, [step.starts[i] for i in group], self._advance_group(group, step))
         grouped = {i for group in together for i in group}
-        for i, num in enumerate(num_new):
-            if num and i not in grouped:
+        for i, num in num_new.items():
+            if i not in grouped:
                 self._advance(i, num, step, places)
-        return places
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Return the logits of some tokens (``VllmModel.compute_logits``).
@@ -130,15 +164,6 @@ class ExactModel(nn.Module):
         for token, row in zip(tokens, logits.split(1), strict=True):
             places[token] = len(self._logits)
             self._logits.append(row)
-
-    def _groups(self, requests: list[int]) -> list[list[int]]:
-        """Split requests into groups of the proven sizes; some may be left over."""
-        groups, first = [], 0
-        for size in self.group_sizes:
-            while len(requests) - first >= size:
-                groups.append(requests[first : first + size])
-                first += size
-        return groups
 
     def _advance_group(self, group: list[int], step: StepMetadata) -> torch.Tensor:
         """Compute the newest token of each request of a group; return their logits."""
@@ -166,6 +191,16 @@ class ExactModel(nn.Module):
             known = stop
         setattr(request, _DROPPED, dropped)
         self._keep(places, [start + num_new - 1], logits)
+
+
+def _groups(requests: list[int], sizes: list[int]) -> list[list[int]]:
+    """Split requests into groups of the proven sizes; some may be left over."""
+    groups, first = [], 0
+    for size in sizes:
+        while len(requests) - first >= size:
+            groups.append(requests[first : first + size])
+            first += size
+    return groups
 
 
 def _prompt_len(request: Any) -> int:

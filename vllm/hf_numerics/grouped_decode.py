@@ -33,6 +33,10 @@ _ACTIVATIONS = {one[0] if isinstance(one, tuple) else one for one in ACT2CLS.val
 _ROPES = {"default", "linear", "llama3", "yarn"}  # others look at how long a sequence is
 
 
+class PagesAreReadError(AttributeError):
+    """A model computes with what is cached before it attends to it."""
+
+
 @dataclass
 class GroupPages:
     """Keys and values of several requests, which stay where they are until they are needed.
@@ -48,6 +52,14 @@ class GroupPages:
     blocks: torch.Tensor
     starts: torch.Tensor
     stops: torch.Tensor
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse what only tensors have.
+
+        Raises:
+            PagesAreReadError: always.
+        """
+        raise PagesAreReadError(f"keys and values of a group are no tensor, with {name!r}")
 
     def read(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the keys and values of one request (`LayerPages.read`)."""
@@ -138,13 +150,19 @@ class GroupedDecode:
         found = (getattr(module, "config", None) for module in model.modules())
         self._configs = {id(one): one for one in found if one is not None}.values()
         self._group = Group()
-        plans: dict[Any, RowPlan] = {}
-        for module in model.modules():
+        self._plans: dict[Any, RowPlan] = {}
+        self.stand_in()
+
+    def stand_in(self) -> None:
+        """Stand in for the layers that do not treat rows alone; again, for those that are new."""
+        for module in self._model.modules():
+            if "forward" in vars(module):
+                continue
             if type(module) in (nn.Linear, Conv1D):
                 key = RowPlan.key(module)
-                if key not in plans:
-                    plans[key] = RowPlan(module)
-                vars(module)["forward"] = RowLinear(module, plans[key], self._group)
+                if key not in self._plans:
+                    self._plans[key] = RowPlan(module)
+                vars(module)["forward"] = RowLinear(module, self._plans[key], self._group)
             elif (
                 isinstance(module, nn.Linear)
                 or hasattr(module, "experts")
@@ -161,6 +179,9 @@ class GroupedDecode:
             token_ids: int64 [num_requests], the newest tokens.
             blocks: int [num_requests, max_blocks].
             positions: theirs.
+
+        Raises:
+            PagesAreReadError: the model's requests cannot be computed together.
         """
         cache = GroupCache(self._layers, self._windows, blocks, positions)
         places = torch.tensor(positions, device=token_ids.device)[:, None]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from vllm.hf_numerics.alone import Alone
-from vllm.hf_numerics.grouped_decode import GroupedDecode
+from vllm.hf_numerics.grouped_decode import GroupedDecode, PagesAreReadError
 from vllm.hf_numerics.kv_pages import LayerPages
 from vllm.hf_numerics.row_linear import GROUP_SIZES, same_bits
 
@@ -29,7 +29,7 @@ def equal_group_sizes(
     Args:
         grouped: what is tried.
         alone: computes one request.
-        layers: the pages of each layer, not bound to a KV cache yet.
+        layers: the pages of each layer, for which others stand in meanwhile.
         vocab_size: of the model.
         device: of the model.
     """
@@ -65,13 +65,17 @@ def equal_group_sizes(
                 same_bits(layer.kv_cache, pages) for layer, pages in zip(layers, after, strict=True)
             )
 
-        return [size for size in GROUP_SIZES if is_equal(size)]
+        try:
+            return [size for size in GROUP_SIZES if is_equal(size)]
+        except PagesAreReadError:
+            return []
 
 
 @contextmanager
 def _own_pages(
     layers: Sequence[LayerPages], num_blocks: int, device: torch.device
 ) -> Iterator[None]:
+    bound = [layer.kv_cache for layer in layers]
     for layer in layers:
         width = layer.key_size + layer.value_size
         shape = (num_blocks, layer.num_heads, _BLOCK_SIZE, width)
@@ -79,5 +83,5 @@ def _own_pages(
     try:
         yield
     finally:
-        for layer in layers:
-            layer.kv_cache = torch.empty(0)
+        for layer, pages in zip(layers, bound, strict=True):
+            layer.kv_cache = pages
