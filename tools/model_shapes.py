@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tools.internlm2 import InternLM2Config, InternLM2ForCausalLM
+
+AutoConfig.register(InternLM2Config.model_type, InternLM2Config)
+AutoModelForCausalLM.register(InternLM2Config, InternLM2ForCausalLM)
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,7 @@ ALIASES = {
     "gpt_bigcode-small": "tiny-starcoder",
     "llama": "tinyllama-1.1b",
     "falcon": "falcon-7b",
+    "internlm2": "internlm2-1.8b",
     "mixtral": "mixtral-8x7b",
     "qwen3-moe": "qwen3-30b-a3b",
     "deepseek-v2": "deepseek-v2-lite",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, PreTrainedConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm as HFGemmaRMSNorm
 from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
@@ -232,3 +232,20 @@ def test_without_flags_no_layer_is_touched(load_model: LoadModel) -> None:
     assert touched(plain) == 0
     assert touched(with_flag) > 8
     assert any(isinstance(getattr(m, "impl", None), HFAttentionImpl) for m in with_flag.modules())
+
+
+def soft_caps(model: nn.Module) -> set[float]:
+    found = (getattr(layer, "impl", None) for layer in model.modules())
+    return {one.logits_soft_cap for one in found if one is not None}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_scores_are_capped_where_transformers_caps_them(load_model: LoadModel, dtype: str) -> None:
+    """Its sdpa attention, which it chooses for Gemma 2, does not."""
+    upstream, folder = load_model("gemma2-2b", dtype=dtype)
+    assert AutoModelForCausalLM.from_pretrained(folder).config._attn_implementation == "sdpa"
+    assert soft_caps(upstream) == {50.0}
+    assert soft_caps(load_model("gemma2-2b", dtype=dtype, hf_compat=True)[0]) == {0}
+    eager = {"attn_implementation": "eager"}
+    asked = load_model("gemma2-2b", dtype=dtype, hf_compat=True, hf_overrides=eager)[0]
+    assert soft_caps(asked) == {50.0}

@@ -20,10 +20,12 @@ from vllm.hf_numerics.activations import (
     forward_mul_and_silu,
     forward_silu_and_mul,
 )
+from vllm.hf_numerics.attn_implementation import attn_implementation
 from vllm.hf_numerics.linear import use_plain_products
 from vllm.hf_numerics.norms import forward_gemma_rms_norm, forward_rms_norm, scaling_of
 from vllm.hf_numerics.rotary import use_hf_angles
 from vllm.hf_numerics.split_linear import split_projections
+from vllm.logger import init_logger
 from vllm.model_executor.custom_op import CustomOp
 from vllm.model_executor.layers.activation import (
     GELU,
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from vllm.config import VllmConfig
+
+logger = init_logger(__name__)
 
 _GATED: dict[type[CustomOp], Callable[..., Any]] = {
     SiluAndMul: forward_silu_and_mul,
@@ -66,6 +70,8 @@ def prepare_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
         ValueError: see `split_projections`.
     """
     flags = ForkFlags.of(vllm_config)
+    if flags.hf_compat and attn_implementation(vllm_config.model_config) in (None, "sdpa"):
+        _drop_soft_caps(model)
     if flags.hf_compat and vllm_config.model_config.dtype != torch.float32:
         # In float32 vLLM's faster ones give the same tokens: all that differs is the last bits.
         config = vllm_config.model_config.hf_text_config
@@ -111,6 +117,21 @@ def _forward_of(layer: CustomOp, config: PreTrainedConfig) -> Callable[..., Any]
     if kind in _NATIVE or isinstance(layer, RotaryEmbeddingBase):
         return kind.forward_native
     return None
+
+
+def _drop_soft_caps(model: nn.Module) -> None:
+    """Leave attention scores as they are (Gemma 2's, for one), as ``sdpa_attention_forward`` does,
+    which takes no ``softcap``; it is what Transformers chooses unless asked otherwise.
+    """
+    for layer in model.modules():
+        implementation = getattr(layer, "impl", None)
+        if getattr(implementation, "logits_soft_cap", None):
+            implementation.logits_soft_cap = 0
+            logger.info_once(
+                "hf_compat: attention scores are not capped, as with Transformers' "
+                'attn_implementation="sdpa"; hf_overrides={"attn_implementation": "eager"} caps '
+                "them."
+            )
 
 
 def _use_hf_attention(model: nn.Module, config: PreTrainedConfig) -> None:

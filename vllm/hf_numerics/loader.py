@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from vllm.hf_numerics.attn_implementation import attn_implementation
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 if TYPE_CHECKING:
@@ -46,9 +47,3 @@ class ExactLoader(BaseModelLoader):
             **arguments,
         )
         return ExactModel(model.to(vllm_config.device_config.device).eval(), vllm_config).eval()
-
-
-def attn_implementation(model_config: ModelConfig) -> str | None:
-    """Return what ``hf_overrides`` says of it; None for Transformers' own choice."""
-    overrides = model_config.hf_overrides
-    return overrides.get("attn_implementation") if isinstance(overrides, dict) else None

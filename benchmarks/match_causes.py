@@ -1,0 +1,30 @@
+"""Why some answers of hf_compat differ from Hugging Face's, as far as it is known."""
+
+from __future__ import annotations
+
+UNEXPLAINED = "Not explained yet: `vllm parity` shows which operation is the first to differ."
+
+_FLOAT32 = (
+    "In float32 the layers are vLLM's own, which add in another order: all logits differ in their "
+    'last bits, and a token where two are that close. `hf_compat="exact"` removes it.'
+)
+_SIXTEEN_BITS = {
+    "bloom-560m": "ALiBi",
+    "mixtral-8x7b": "mixtures of experts",
+    "qwen3-30b-a3b": "mixtures of experts",
+    "deepseek-v2-lite": "multi-head latent attention and mixtures of experts",
+}
+
+
+def cause_of(model: str, dtype: str, mode: str) -> str:
+    """Return a sentence for a row of which not all is equal."""
+    if mode == "exact":
+        return UNEXPLAINED
+    if dtype == "float32":
+        return _FLOAT32
+    if (kernel := _SIXTEEN_BITS.get(model)) is not None:
+        return (
+            f"hf_compat computes {kernel} with vLLM's kernels, which round elsewhere. "
+            '`hf_compat="exact"` removes it.'
+        )
+    return UNEXPLAINED

@@ -1,0 +1,133 @@
+"""How many answers equal those of ``generate()``: models x dtypes x modes, written into docs/.
+
+    python -m benchmarks.match_table [--models NAME ...] [--dtypes float32 ...]
+    python -m benchmarks.match_table --models /path/to/model --trust-remote-code
+
+64 prompts x 128 tokens, greedily, with ``repetition_penalty=1.2`` and sampled with a seed for each
+prompt; alone in Transformers, 32 at a time in the engines; and the bits of the logits of 32 greedy
+answers. The bundled model is trained; of the other architectures random models are made. What was
+answered before is kept in build/match-table, so that an interrupted run goes on where it ended; the
+rows of other models stay in the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from tqdm.auto import tqdm
+
+from benchmarks.match_report import MatchRow, as_markdown, compare_sides
+from tools.make_random_model import make_random_model
+from tools.model_shapes import SHAPES
+from vllm.parity.setting import machine
+
+ROOT = Path(__file__).resolve().parent.parent
+BUNDLED = "tiny-python-llama"
+NUM_LAYERS = 4
+DTYPES = ("float32", "bfloat16", "float16")
+SIDES = ("hf", "upstream", "hf_compat", "exact")
+
+
+def model_folder(name: str, work: Path) -> tuple[Path, str]:
+    """Return where a model is, made if it is one of random weights, and what it is."""
+    if name == BUNDLED:
+        return ROOT / "models" / BUNDLED, "trained, 6 layers"
+    if name not in SHAPES:
+        return Path(name), "given"
+    narrow = name != "opt-125m"
+    layers = NUM_LAYERS if narrow else None
+    folder = work / "models" / name
+    if not (folder / "config.json").exists():
+        make_random_model(name, folder, num_layers=layers, narrow=narrow)
+    return folder, f"random, {NUM_LAYERS} narrow layers" if narrow else "random, full size"
+
+
+def answer(folder: Path, side: str, dtype: str, output: Path, size: tuple[int, int]) -> None:
+    """Let one side answer in a process of its own, unless it has.
+
+    Raises:
+        RuntimeError: it could not.
+    """
+    if output.exists():
+        return
+    output.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "benchmarks.match_side", str(folder), side, dtype]
+    sizes = ["--prompts", str(size[0]), "--tokens", str(size[1])]
+    log = output.with_suffix(".log")
+    with log.open("w") as stream:
+        ended = subprocess.run(
+            [*command, str(output), *sizes], cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT
+        )
+    if ended.returncode:
+        raise RuntimeError(f"{side} could not answer in {dtype}: see {log}.")
+
+
+def rows_of(
+    name: str, dtypes: list[str], work: Path, size: tuple[int, int], bar: tqdm[Any]
+) -> list[MatchRow]:
+    """Return a row for each dtype and mode of a model; a mode that fails has its reason."""
+    folder, kind = model_folder(name, work)
+    answers = work / f"{Path(name).name}-{size[0]}x{size[1]}"
+    found = []
+    for dtype in dtypes:
+        paths = {side: answers / f"{dtype}-{side}.json" for side in SIDES}
+        for side, path in paths.items():
+            bar.set_description(f"{Path(name).name}, {dtype}, {side}")
+            error = None
+            try:
+                answer(folder, side, dtype, path, size)
+            except RuntimeError as failure:
+                if side == "hf":
+                    raise
+                error = str(failure)
+                bar.write(error)
+            bar.update()
+            if side != "hf":
+                found.append(
+                    compare_sides(Path(name).name, kind, dtype, side, paths["hf"], path, error)
+                )
+    return found
+
+
+def merge(old: list[MatchRow], new: list[MatchRow]) -> list[MatchRow]:
+    """Return all rows, the new ones in place of those of the same model and dtype."""
+    keys = {(row.model, row.dtype) for row in new}
+    kept = [row for row in old if (row.model, row.dtype) not in keys]
+    order = {name: i for i, name in enumerate([BUNDLED, *SHAPES])}
+    return sorted(
+        [*kept, *new],
+        key=lambda row: (order.get(row.model, len(order)), row.model, DTYPES.index(row.dtype)),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--models", nargs="+", default=[BUNDLED, *SHAPES], metavar="MODEL")
+    parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES)
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "match-table")
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "match-table")
+    args = parser.parse_args()
+    as_json, as_text = args.output.with_suffix(".json"), args.output.with_suffix(".md")
+    table: dict[str, Any] = json.loads(as_json.read_text()) if as_json.exists() else {"rows": []}
+    rows = [MatchRow(**row) for row in table["rows"]]
+    size = (args.prompts, args.tokens)
+    with tqdm(total=len(args.models) * len(args.dtypes) * len(SIDES)) as bar:
+        for name in args.models:
+            rows = merge(rows, rows_of(name, args.dtypes, args.work, size, bar))
+            args.output.parent.mkdir(parents=True, exist_ok=True)
+            facts = {"machine": machine(), "rows": [vars(row) for row in rows]}
+            as_json.write_text(json.dumps(facts, indent=1) + "\n")
+            as_text.write_text(as_markdown(facts["machine"], rows))
+    Console().print(f"written: {as_text} and {as_json}")
+
+
+if __name__ == "__main__":
+    main()
