@@ -1,6 +1,7 @@
 """One side of the match table: what Transformers, or an engine in one mode, answers.
 
     python -m benchmarks.match_side MODEL SIDE DTYPE OUTPUT [--prompts 64] [--tokens 128]
+        [--prompt-tokens 400]
 
 Each side has a process of its own, since engines set the number of threads.
 """
@@ -140,10 +141,11 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--prompt-tokens", type=int, default=400)
     args = parser.parse_args()
     transformers_logging.set_verbosity_error()
     tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=True)
-    prompts = prompt_ids(tokenizer, args.prompts)
+    prompts = prompt_ids(tokenizer, args.prompts, args.prompt_tokens)
     asked = (args.dtype, prompts, args.tokens)
     answers = (
         hugging_face(args.model, *asked)

@@ -16,6 +16,7 @@ import argparse
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,21 @@ DTYPES = ("float32", "bfloat16", "float16")
 SIDES = ("hf", "upstream", "hf_compat", "exact")
 
 
+@dataclass(frozen=True)
+class Size:
+    """How much is asked.
+
+    Attributes:
+        prompts: how many.
+        tokens: of each answer.
+        prompt_tokens: of the longest prompt.
+    """
+
+    prompts: int
+    tokens: int
+    prompt_tokens: int
+
+
 def model_folder(name: str, work: Path) -> tuple[Path, str]:
     """Return where a model is, made if it is one of random weights, and what it is."""
     if name == BUNDLED:
@@ -48,7 +64,7 @@ def model_folder(name: str, work: Path) -> tuple[Path, str]:
     return folder, f"random, {NUM_LAYERS} narrow layers" if narrow else "random, full size"
 
 
-def answer(folder: Path, side: str, dtype: str, output: Path, size: tuple[int, int]) -> None:
+def answer(folder: Path, side: str, dtype: str, output: Path, size: Size) -> None:
     """Let one side answer in a process of its own, unless it has.
 
     Raises:
@@ -58,7 +74,8 @@ def answer(folder: Path, side: str, dtype: str, output: Path, size: tuple[int, i
         return
     output.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "benchmarks.match_side", str(folder), side, dtype]
-    sizes = ["--prompts", str(size[0]), "--tokens", str(size[1])]
+    sizes = [f"--prompts={size.prompts}", f"--tokens={size.tokens}"]
+    sizes.append(f"--prompt-tokens={size.prompt_tokens}")
     log = output.with_suffix(".log")
     with log.open("w") as stream:
         ended = subprocess.run(
@@ -69,11 +86,11 @@ def answer(folder: Path, side: str, dtype: str, output: Path, size: tuple[int, i
 
 
 def rows_of(
-    name: str, dtypes: list[str], work: Path, size: tuple[int, int], bar: tqdm[Any]
+    name: str, dtypes: list[str], work: Path, size: Size, bar: tqdm[Any]
 ) -> list[MatchRow]:
     """Return a row for each dtype and mode of a model; a mode that fails has its reason."""
     folder, kind = model_folder(name, work)
-    answers = work / f"{Path(name).name}-{size[0]}x{size[1]}"
+    answers = work / f"{Path(name).name}-{size.prompts}x{size.tokens}-{size.prompt_tokens}"
     found = []
     for dtype in dtypes:
         paths = {side: answers / f"{dtype}-{side}.json" for side in SIDES}
@@ -112,13 +129,14 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES)
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--prompt-tokens", type=int, default=400, help="at most")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "match-table")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "match-table")
     args = parser.parse_args()
     as_json, as_text = args.output.with_suffix(".json"), args.output.with_suffix(".md")
     table: dict[str, Any] = json.loads(as_json.read_text()) if as_json.exists() else {"rows": []}
     rows = [MatchRow(**row) for row in table["rows"]]
-    size = (args.prompts, args.tokens)
+    size = Size(args.prompts, args.tokens, args.prompt_tokens)
     with tqdm(total=len(args.models) * len(args.dtypes) * len(SIDES)) as bar:
         for name in args.models:
             rows = merge(rows, rows_of(name, args.dtypes, args.work, size, bar))

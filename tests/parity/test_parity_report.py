@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from copy import deepcopy
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -20,7 +21,7 @@ from vllm.parity import Setting, compare_recordings, compare_with_hf, drift, htm
 from vllm.parity.causes import likely_cause
 from vllm.parity.differences import compare, first_difference
 from vllm.parity.drift import LayerDrift
-from vllm.parity.report import Report, Run
+from vllm.parity.report import CACHED, PADDED, Report, Run
 from vllm.parity.setting import PROMPTS, machine
 from vllm.parity.sides import Answer
 
@@ -103,7 +104,7 @@ def test_layers_are_those_of_transformers(model: PreTrainedModel) -> None:
         states = model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
     for i, expected in enumerate(states[1:-1]):
         assert torch.equal(found[str(i)], expected[0].float())
-    assert len(found) == len(states) - 1
+    assert list(found) == [*(str(i) for i in range(len(states) - 1)), drift.LOGITS]
 
 
 def test_cached_tokens_come_one_by_one(model: PreTrainedModel) -> None:
@@ -114,6 +115,16 @@ def test_cached_tokens_come_one_by_one(model: PreTrainedModel) -> None:
     assert all(len(output) == len(tokens) for output in cached.values())
     assert any(one.maximum > 0 for one in found), "bfloat16 rounds otherwise, row by row"
     assert drift.first_different_layer(drift.compare_layers(at_once, at_once)) is None
+
+
+def test_a_padded_text_is_the_first_of_its_batch(model: PreTrainedModel) -> None:
+    """In float32, where padding is no more than rounding, unlike another position or mask."""
+    model = deepcopy(model).float()
+    tokens = list(range(10, 30))
+    alone = drift.hf_outputs(model, tokens, num_cached=12)
+    padded = drift.hf_outputs(model, tokens, num_cached=12, beside=2 * tokens)
+    for one in drift.compare_layers(alone, padded):
+        assert one.maximum < 1e-3
 
 
 def test_the_operation_that_was_changed_is_found(model: PreTrainedModel) -> None:
@@ -230,7 +241,9 @@ def test_hf_compat_in_bfloat16_beside_hugging_face() -> None:
     assert run.comparisons[0].num_compared == 8 * 4096
     assert all(one.has_equal_bits for one in run.prompt_drift + run.decode_drift)
     assert len(run.prompt_drift) == 6
-    assert any(one.maximum > 0 for one in report.cache_drift["bfloat16"])
+    for own in report.hf_drift["bfloat16"].values():
+        assert len(own) == 7, "the logits, too"
+        assert own[-1].maximum > 0
     assert json.loads(report.as_json())["runs"][0]["mode"] == "hf_compat"
 
 
@@ -245,7 +258,8 @@ def report() -> Report:
     first = Run("upstream", "bfloat16", [different, equal], layers, layers, 1, "mlp", "In [x] <y>.")
     second = Run("exact", "bfloat16", [equal, equal], none, none, None, None, None)
     texts = {i: f"<{i}>[/]" for i in range(6)}
-    return Report(setting, machine(), texts, {"bfloat16": layers}, [first, second])
+    own = {CACHED: [*layers, LayerDrift(0.25, 0.01, False)], PADDED: [*none, none[0]]}
+    return Report(setting, machine(), texts, {"bfloat16": own}, [first, second])
 
 
 def test_terminal(report: Report) -> None:
@@ -253,7 +267,7 @@ def test_terminal(report: Report) -> None:
     terminal.show(report, Console(file=out, width=200))
     text = out.getvalue()
     for part in ("1 of 2", "2 of 2", "100.00%", "token 1 after [b]<i>&", "'<4>[/]'", "In [x] <y>.",
-                 "top_k=5", "layer 1, mlp", "0.001 (2e-05)"):  # fmt: skip
+                 "top_k=5", "layer 1, mlp", "0.001 (2e-05)", "0.25 (0.01)"):  # fmt: skip
         assert part in text, part
 
 
@@ -264,12 +278,13 @@ def test_page_needs_nothing_else(report: Report) -> None:
     assert "&lt;4&gt;[/]" in text
     assert "[b]&lt;i&gt;&amp;" in text
     assert text.count("<svg") == 2
-    assert text.count("<polyline") == 5
+    assert text.count("<polyline") == 6
+    assert ">logits</text>" in text
     assert "<title>1</title>" in text, "one answer parts in its third tenth"
 
 
 def test_a_page_without_differences(report: Report) -> None:
     none = [LayerDrift(0.0, 0.0, True)] * 2
-    text = html.page(replace(report, runs=report.runs[1:], cache_drift={"bfloat16": none}))
+    text = html.page(replace(report, runs=report.runs[1:], hf_drift={"bfloat16": {CACHED: none}}))
     assert "all answers are equal" in text
     assert "all layers have equal bits" in text

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,9 @@ PACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pro
 
 _ACTIVATIONS = ("act_fn", "activation_fn", "act")
 """Modules of one name that compute different parts of a gated MLP on the two sides."""
+
+LOGITS = "logits"
+"""What comes after the layers in `hf_outputs`."""
 
 _STORE = "_parity_store"
 _HANDLES = "_parity_handles"
@@ -67,7 +71,10 @@ def start_operations(model: nn.Module, layer: int) -> None:
 
 
 def take(model: nn.Module) -> Outputs:
-    """Return what was kept, float32 [num_tokens, width] by name in the order of calls, and end."""
+    """Return what was kept, float32 [num_tokens, width] by name in the order of calls, and end.
+
+    Of a batch of Hugging Face's, the first text is kept.
+    """
     for handle in vars(model).pop(_HANDLES):
         handle.remove()
     kept: dict[str, list[torch.Tensor]] = vars(model).pop(_STORE)
@@ -79,7 +86,8 @@ def _watch(model: nn.Module, modules: dict[str, nn.Module]) -> None:
 
     def keep(name: str, _: nn.Module, __: Any, output: Any) -> None:
         if (found := _tensor(output)) is not None:
-            kept.setdefault(name, []).append(found.detach().flatten(0, -2).float().cpu())
+            first = found[0] if found.dim() > 2 else found  # of a batch
+            kept.setdefault(name, []).append(first.detach().flatten(0, -2).float().cpu())
 
     handles = [one.register_forward_hook(partial(keep, name)) for name, one in modules.items()]
     vars(model).update({_STORE: kept, _HANDLES: handles})
@@ -103,6 +111,7 @@ def hf_outputs(
     token_ids: list[int],
     start: Callable[[nn.Module], None] = start_layers,
     num_cached: int | None = None,
+    beside: Sequence[int] = (),
 ) -> Outputs:
     """Run Hugging Face's model over a text.
 
@@ -112,16 +121,38 @@ def hf_outputs(
         start: what is kept.
         num_cached: tokens that are computed at once, before the others come one by one from a KV
             cache; None computes all at once, without one.
+        beside: a longer text in the same batch, for which this one is padded on the left.
+
+    Returns:
+        what is kept, and the logits.
     """
-    ids = torch.tensor([token_ids], device=model.device)
+    num_padding = max(len(beside) - len(token_ids), 0)
+    rows = [[token_ids[0]] * num_padding + token_ids, *([list(beside)] if beside else [])]
+    ids = torch.tensor(rows, device=model.device)
+    mask = torch.ones_like(ids)
+    mask[0, :num_padding] = 0
+    stops = [ids.shape[1]]
+    if num_cached is not None:
+        stops = [*range(num_padding + num_cached, ids.shape[1] + 1)]
+    logits, cache, known = [], None, 0
     start(model)
-    if num_cached is None:
-        model(input_ids=ids, use_cache=False)
-    else:
-        cache = model(input_ids=ids[:, :num_cached], use_cache=True).past_key_values
-        for i in range(num_cached, len(token_ids)):
-            model(input_ids=ids[:, i : i + 1], past_key_values=cache, use_cache=True)
-    return take(model)
+    for stop in stops:
+        inputs = _inputs(model, ids, mask, slice(known, stop))
+        output = model(**inputs, past_key_values=cache, use_cache=num_cached is not None)
+        cache, known = output.past_key_values, stop
+        logits.append(output.logits[0].float().cpu())
+    outputs = take(model) | {LOGITS: torch.cat(logits)}
+    return {name: output[-len(token_ids) :] for name, output in outputs.items()}
+
+
+def _inputs(
+    model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, new: slice
+) -> dict[str, torch.Tensor]:
+    """Return the arguments that ``generate()`` gives a model for some tokens of a batch."""
+    inputs = {"input_ids": ids[:, new], "attention_mask": mask[:, : new.stop]}
+    if "position_ids" in inspect.signature(model.forward).parameters:
+        inputs["position_ids"] = (mask.cumsum(-1) - 1).clamp_min(0)[:, new]
+    return inputs
 
 
 def engine_outputs(
@@ -144,9 +175,9 @@ def engine_outputs(
 
 
 def compare_layers(a: Outputs, b: Outputs, num_tokens: int | None = None) -> list[LayerDrift]:
-    """Return how far the layers of two runs are apart, over the first tokens that both have."""
+    """Return how far what two runs both have is apart, over the first tokens that both have."""
     found = []
-    for name in a:
+    for name in (name for name in a if name in b):
         num = min(len(a[name]), len(b[name]), num_tokens or len(a[name]))
         difference = (a[name][:num] - b[name][:num]).abs()
         found.append(

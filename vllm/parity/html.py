@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from vllm.parity.differences import percent
-from vllm.parity.drift import LayerDrift
+from vllm.parity.drift import LOGITS, LayerDrift
 from vllm.parity.report import Report, Run
 
 WIDTH, HEIGHT, MARGIN = 640, 260, 46
@@ -32,7 +32,7 @@ def page(report: Report) -> str:
     title = f"Parity of {setting.model}"
     plots = [
         f"<h2>Drift of hidden states in {dtype}</h2>{_drift_plot(report, dtype)}"
-        for dtype in report.cache_drift
+        for dtype in report.hf_drift
     ]
     causes = "".join(
         f"<p><b>{run.name}</b>: {escape(run.cause)}</p>" for run in report.runs if run.cause
@@ -114,8 +114,10 @@ def _candidates(report: Report, run: Run) -> str:
 
 
 def _drift_plot(report: Report, dtype: str) -> str:
-    """Largest differences by layer, on a logarithmic scale; equal bits have no point."""
-    lines: dict[str, list[LayerDrift]] = {"HF, cache / none": report.cache_drift[dtype]}
+    """Largest differences by layer and of the logits, on a logarithmic scale; equal bits have no
+    point.
+    """
+    lines: dict[str, list[LayerDrift]] = dict(report.hf_drift[dtype])
     for run in report.runs:
         if run.dtype == dtype:
             lines[f"{run.mode}, prompt"] = run.prompt_drift
@@ -126,6 +128,7 @@ def _drift_plot(report: Report, dtype: str) -> str:
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)) + 1e-9)
     high = max(high, low + 1)
     num = max(len(line) for line in lines.values())
+    step = max(1, num // 12)
 
     def x(layer: int) -> float:
         return MARGIN + (WIDTH - 2 * MARGIN) * layer / max(num - 1, 1)
@@ -147,10 +150,11 @@ def _drift_plot(report: Report, dtype: str) -> str:
             f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3" fill="{color}"/>' for px, py in points
         ]
     parts += [
-        f'<text x="{x(i):.1f}" y="{HEIGHT - MARGIN + 16}" text-anchor="middle">{i}</text>'
-        for i in range(0, num, max(1, num // 12))
+        f'<text x="{x(i):.1f}" y="{HEIGHT - MARGIN + 16}" text-anchor="middle">{name}</text>'
+        for i, name in [*((i, str(i)) for i in range(0, num - 1, step)), (num - 1, LOGITS)]
     ]
-    return _svg(parts) + _legend(list(lines))
+    caption = "<p>Largest absolute difference, by layer; lines of equal bits have no points.</p>"
+    return caption + _svg(parts) + _legend(list(lines))
 
 
 def _histogram(report: Report) -> str:
@@ -187,7 +191,8 @@ def _histogram(report: Report) -> str:
         for b in range(num_bins)
     ]
     parts.append(f'<text x="4" y="{MARGIN}">{highest}</text>')
-    return _svg(parts) + _legend(list(counts))
+    caption = "<p>Answers, by the place of the first token that differs.</p>"
+    return caption + _svg(parts) + _legend(list(counts))
 
 
 def _svg(parts: Sequence[str]) -> str:

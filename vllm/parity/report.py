@@ -21,6 +21,9 @@ from vllm.parity.sides import Answer, HuggingFace, engine, engine_answers
 NUM_DRIFT_TOKENS = 16
 """Tokens that are computed one by one from a KV cache to measure drift."""
 
+CACHED, PADDED = "HF, cache / none", "HF, padded / alone"
+"""Ways in which Hugging Face differs from itself."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -83,14 +86,16 @@ class Report:
         setting: of the first dtype.
         machine: see `setting.machine`.
         token_texts: of the tokens at first differences.
-        cache_drift: for each dtype, how far Hugging Face with a KV cache is from itself without.
+        hf_drift: for each dtype, how far Hugging Face with a KV cache is from itself without one, and
+            padded beside a text of twice the length from itself alone (`CACHED`, `PADDED`): of each
+            layer, then of the logits.
         runs: for each dtype and mode.
     """
 
     setting: Setting
     machine: dict[str, str | int]
     token_texts: dict[int, str]
-    cache_drift: dict[str, list[LayerDrift]]
+    hf_drift: dict[str, dict[str, list[LayerDrift]]]
     runs: list[Run]
 
     def as_json(self) -> str:
@@ -122,12 +127,12 @@ def compare_with_hf(
         raise ValueError(f"mode={unknown.pop()!r} is none of {', '.join(MODES)}.")
     settings = [replace(setting, dtype=dtype) for dtype in dtypes or (setting.dtype,)]
     runs: list[Run] = []
-    cache_drift: dict[str, list[LayerDrift]] = {}
+    hf_drift: dict[str, dict[str, list[LayerDrift]]] = {}
     texts: dict[int, str] = {}
     with tqdm(total=len(settings) * (1 + len(modes)), desc="parity") as bar:
         for one in settings:
             side = _Reference(one)
-            cache_drift[one.dtype] = side.cache_drift
+            hf_drift[one.dtype] = side.drift
             bar.update()
             for mode in modes:
                 run = _run(side, mode)
@@ -135,7 +140,7 @@ def compare_with_hf(
                 texts |= {token: side.hf.tokenizer.decode([token]) for token in sorted(tokens)}
                 runs.append(run)
                 bar.update()
-    return Report(setting, machine(), texts, cache_drift, runs)
+    return Report(setting, machine(), texts, hf_drift, runs)
 
 
 class _Reference:
@@ -150,7 +155,13 @@ class _Reference:
         self.text = self.prompt + self._greedy()
         self.at_once = drift.hf_outputs(self.hf.model, self.text)
         self.cached = drift.hf_outputs(self.hf.model, self.text, num_cached=len(self.prompt))
-        self.cache_drift = drift.compare_layers(self.at_once, self.cached)
+        padded = drift.hf_outputs(
+            self.hf.model, self.text, num_cached=len(self.prompt), beside=2 * self.text
+        )
+        self.drift = {
+            CACHED: drift.compare_layers(self.at_once, self.cached),
+            PADDED: drift.compare_layers(self.cached, padded),
+        }
 
     def _greedy(self) -> list[int]:
         ids = torch.tensor([self.prompt], device=self.hf.model.device)

@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from vllm.parity.differences import percent
-from vllm.parity.drift import LayerDrift
+from vllm.parity.drift import LOGITS, LayerDrift
 from vllm.parity.recording import RecordingsCompared
 from vllm.parity.report import Report, Run
 
@@ -22,7 +22,7 @@ def show(report: Report, console: Console) -> None:
         for i, comparison in enumerate(run.comparisons):
             if comparison.first_difference is not None and i in _shown(run):
                 console.print(_candidates(report, run, i))
-    for dtype in report.cache_drift:
+    for dtype in report.hf_drift:
         console.print(_drift(report, dtype))
     for run in report.runs:
         if run.cause:
@@ -97,19 +97,19 @@ def _candidates(report: Report, run: Run, index: int) -> Table:
 
 
 def _drift(report: Report, dtype: str) -> Table:
-    """Hugging Face with a KV cache from itself without, and each engine from Hugging Face."""
-    runs = [run for run in report.runs if run.dtype == dtype]
+    """Hugging Face with a KV cache or padding from itself, and each engine from Hugging Face."""
+    lines = dict(report.hf_drift[dtype])
+    for run in report.runs:
+        if run.dtype == dtype:
+            lines |= {f"{run.mode}, prompt": run.prompt_drift, f"{run.mode}, decoding": run.decode_drift}
     table = Table(title=f"drift of hidden states in {dtype}: largest (mean)")
     table.add_column("layer", justify="right")
-    table.add_column("HF, cache / none", justify="right")
-    for run in runs:
-        table.add_column(f"{run.mode}, prompt", justify="right")
-        table.add_column(f"{run.mode}, decoding", justify="right")
-    for i, own in enumerate(report.cache_drift[dtype]):
-        cells = [_cell(own)]
-        for run in runs:
-            cells += [_cell(run.prompt_drift[i]), _cell(run.decode_drift[i])]
-        table.add_row(str(i), *cells)
+    for name in lines:
+        table.add_column(name, justify="right")
+    num_layers = max(map(len, lines.values())) - 1
+    for i in range(num_layers + 1):
+        cells = [_cell(line[i]) if i < len(line) else "" for line in lines.values()]
+        table.add_row(str(i) if i < num_layers else LOGITS, *cells)
     return table
 
 
