@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
 
 from vllm.hf_numerics import linear
-from vllm.hf_numerics.linear import linear_by_request, runs
+from vllm.hf_numerics.linear import HFConv1DMethod, linear_by_request, runs
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,31 @@ def test_each_request_gets_the_bits_it_has_alone(
     assert torch.equal(ours, alone)
     if dtype == torch.bfloat16:  # or the test would pass one product
         assert not torch.equal(functional.linear(x, weight, bias), alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("width", "height"), [(256, 768), (768, 256), (1024, 512)])
+def test_a_layer_that_transformers_stores_the_other_way_round(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, width: int, height: int
+) -> None:
+    """GPT-2's layers, in which other kernels multiply."""
+    generator = torch.Generator().manual_seed(0)
+    theirs = Conv1D(height, width).to(dtype)
+    theirs.weight.data = torch.randn(width, height, generator=generator).to(dtype)
+    theirs.bias.data = torch.randn(height, generator=generator).to(dtype)
+    layer = SimpleNamespace(weight=torch.nn.Parameter(theirs.weight.data.T.contiguous(), False))
+    HFConv1DMethod().process_weights_after_loading(layer)
+    starts = [0, *range(1, 41), 57, 90]
+    x = torch.randn(starts[-1], width, generator=generator).to(dtype)
+    monkeypatch.setattr(linear, "_query_starts", lambda num_rows: starts)
+    ours = layer.cpu_linear(x, layer.weight, theirs.bias)
+    alone = torch.cat([theirs(x[begin:end]) for begin, end in pairwise(starts)])
+    assert torch.equal(ours, alone)
+    weight = theirs.weight.data.T.contiguous()
+    by_row = linear.rows_apart(SimpleNamespace(weight=weight, bias=theirs.bias))
+    usual = linear_by_request(by_row, x, weight, theirs.bias)
+    if dtype == torch.bfloat16:  # or the test would pass the usual layer
+        assert not torch.equal(usual, alone)
 
 
 def test_rows_outside_of_a_step_are_one_matrix() -> None:

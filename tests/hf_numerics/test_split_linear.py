@@ -60,7 +60,7 @@ def matrices(dtype: torch.dtype) -> dict[str, tuple[torch.Tensor, torch.Tensor]]
 def loaded_attention(dtype: torch.dtype, *, plain: bool) -> LinearBase:
     model = Attention(dtype)
     if plain:
-        use_plain_products(model)
+        use_plain_products(model, "llama")
     split_projections(model, required=True)
     layer = model.qkv_proj
     for name, (weight, bias) in matrices(dtype).items():

@@ -77,7 +77,7 @@ def prepare_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
         config = vllm_config.model_config.hf_text_config
         _follow_hf(model, config)
         if current_platform.is_cpu():
-            use_plain_products(model)
+            use_plain_products(model, config.model_type)
             _use_hf_attention(model, config)
     if flags.splits_projections:
         split_projections(model, required=flags.split_qkv is True)

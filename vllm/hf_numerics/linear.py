@@ -14,15 +14,20 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
 
 from vllm.forward_context import get_forward_context, is_forward_context_available
-from vllm.hf_numerics.row_linear import Product, RowPlan, RowsApart
+from vllm.hf_numerics.row_linear import Product, RowPlan, RowsApart, conv1d
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     UnquantizedEmbeddingMethod,
     VocabParallelEmbedding,
 )
 from vllm.platforms import current_platform
+
+
+_CONV1D = {"gpt2"}
+"""Models of vLLM whose projections are ``Conv1D`` in Transformers."""
 
 
 class HFLinearMethod(UnquantizedLinearMethod):
@@ -38,6 +43,27 @@ class HFLinearMethod(UnquantizedLinearMethod):
             layer.cpu_linear = functional.linear
         else:
             layer.cpu_linear = partial(linear_by_request, rows_apart(layer))
+
+
+class HFConv1DMethod(UnquantizedLinearMethod):
+    """The products of ``transformers.pytorch_utils.Conv1D``, whose weights are stored the other way
+    round, which gives them another kernel.
+    """
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        if _keeps_one_product(layer):
+            layer.cpu_linear = functional.linear
+            return
+        stored = layer.weight.data.T.contiguous()  # [in_features, out_features]
+        layer.weight.data = stored.T
+        by_row = RowsApart(RowPlan.of_weight(stored, has_bias=True, kind=Conv1D), conv1d)
+
+        def product(
+            x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+        ) -> torch.Tensor:
+            return linear_by_request(by_row, x, weight.T, bias, whole=conv1d)
+
+        layer.cpu_linear = product
 
 
 class HFEmbeddingMethod(UnquantizedEmbeddingMethod):
@@ -57,12 +83,18 @@ def _keeps_one_product(layer: Any) -> bool:
     return layer.weight.dtype == torch.float32 or layer.weight.is_meta
 
 
-def use_plain_products(model: nn.Module) -> None:
-    """Give every unquantised linear layer and embedding of `model` the methods above."""
+def use_plain_products(model: nn.Module, model_type: str) -> None:
+    """Give every unquantised linear layer and embedding of `model` the methods above.
+
+    Args:
+        model: of vLLM.
+        model_type: as Transformers' configuration has it.
+    """
+    linear_method = HFConv1DMethod if model_type in _CONV1D else HFLinearMethod
     for layer in model.modules():
         method = getattr(layer, "quant_method", None)
         if isinstance(layer, LinearBase) and type(method) is UnquantizedLinearMethod:
-            layer.quant_method = HFLinearMethod()
+            layer.quant_method = linear_method()
         elif (
             isinstance(layer, VocabParallelEmbedding) and type(method) is UnquantizedEmbeddingMethod
         ):
@@ -79,7 +111,11 @@ def rows_apart(layer: Any) -> Product:
 
 
 def linear_by_request(
-    by_row: Product, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    by_row: Product,
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    whole: Product = functional.linear,
 ) -> torch.Tensor:
     """Multiply the rows of each request's prompt together, and those of other requests singly.
 
@@ -88,13 +124,14 @@ def linear_by_request(
         x: [..., in_features], the tokens of a step, or rows that are no step's.
         weight: [out_features, in_features].
         bias: [out_features] or None.
+        whole: multiplies a prompt.
 
     Returns:
         [..., out_features].
     """
     rows = x.flatten(0, -2)
     products = [
-        (by_row if is_single else functional.linear)(rows[begin:end], weight, bias)
+        (by_row if is_single else whole)(rows[begin:end], weight, bias)
         for is_single, begin, end in runs(_query_starts(rows.shape[0]))
     ]
     product = products[0] if len(products) == 1 else torch.cat(products)

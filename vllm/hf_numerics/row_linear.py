@@ -53,7 +53,7 @@ class RowLinear:
         self._alone = layer.forward
         self._layer = layer
         self._group = group
-        self._apart = RowsApart(plan, _conv1d if isinstance(layer, Conv1D) else linear)
+        self._apart = RowsApart(plan, conv1d if isinstance(layer, Conv1D) else linear)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the product, of a group [num_requests, ..., in_features]."""
@@ -95,7 +95,7 @@ class RowsApart:
         return torch.cat(columns, dim=-1)
 
 
-def _conv1d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def conv1d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """As ``Conv1D.forward``, which always has a bias; weight: [in_features, out_features]."""
     assert bias is not None
     return torch.addmm(bias, x, weight)
@@ -137,9 +137,13 @@ class RowPlan:
             self.block_height = _block_height(probe, rows[0], alone[0])
 
     @staticmethod
-    def of_weight(weight: torch.Tensor, has_bias: bool) -> RowPlan:
-        """Return the plan of ``functional.linear`` with a weight [out_features, in_features]."""
-        return _plan_of_shape(weight.shape, weight.stride(), weight.dtype, has_bias)
+    def of_weight(
+        weight: torch.Tensor, has_bias: bool, kind: type[nn.Linear | Conv1D] = nn.Linear
+    ) -> RowPlan:
+        """Return the plan of ``functional.linear`` with a weight [out_features, in_features], or of
+        `conv1d` with one of [in_features, out_features].
+        """
+        return _plan_of_shape(weight.shape, weight.stride(), weight.dtype, has_bias, kind)
 
     @staticmethod
     def key(layer: nn.Linear | Conv1D) -> tuple[Any, ...]:
@@ -150,10 +154,17 @@ class RowPlan:
 
 @functools.cache
 def _plan_of_shape(
-    shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype, has_bias: bool
+    shape: torch.Size,
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    has_bias: bool,
+    kind: type[nn.Linear | Conv1D],
 ) -> RowPlan:
-    out_features, in_features = shape
-    layer = nn.Linear(in_features, out_features, bias=has_bias, dtype=dtype)
+    layer: Any
+    if kind is Conv1D:
+        layer = Conv1D(shape[1], shape[0]).to(dtype)
+    else:
+        layer = nn.Linear(shape[1], shape[0], bias=has_bias, dtype=dtype)
     weight = torch.empty_strided(shape, stride, dtype=dtype)
     layer.weight = nn.Parameter(weight, requires_grad=False)
     return RowPlan(layer)
