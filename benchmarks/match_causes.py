@@ -20,6 +20,12 @@ def cause_of(model: str, dtype: str, mode: str) -> str:
     """Return a sentence for a row of which not all is equal."""
     if mode == "exact":
         return UNEXPLAINED
+    if model.endswith(("-w8a8", "-w8a16")):
+        return (
+            "Quantised products are vLLM's, with activations scaled by the largest / 127 where "
+            "compressed-tensors in Transformers has the largest / 127.5. "
+            '`hf_compat="exact"` removes it.'
+        )
     if dtype == "float32":
         return _FLOAT32
     if (kernel := _SIXTEEN_BITS.get(model)) is not None:

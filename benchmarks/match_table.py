@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -24,12 +25,14 @@ from rich.console import Console
 from tqdm.auto import tqdm
 
 from benchmarks.match_report import MatchRow, as_markdown, compare_sides
+from tools.make_int8_model import FORMATS, make_int8_model
 from tools.make_random_model import make_random_model
 from tools.model_shapes import SHAPES
 from vllm.parity.setting import machine
 
 ROOT = Path(__file__).resolve().parent.parent
 BUNDLED = "tiny-python-llama"
+INT8 = {f"{BUNDLED}-{kind}": kind for kind in FORMATS}
 NUM_LAYERS = 4
 DTYPES = ("float32", "bfloat16", "float16")
 SIDES = ("hf", "upstream", "hf_compat", "exact")
@@ -54,6 +57,8 @@ def model_folder(name: str, work: Path) -> tuple[Path, str]:
     """Return where a model is, made if it is one of random weights, and what it is."""
     if name == BUNDLED:
         return ROOT / "models" / BUNDLED, "trained, 6 layers"
+    if name in INT8:
+        return make_int8_model(INT8[name], work / "models" / name), "trained, 6 layers, int8"
     if name not in SHAPES:
         return Path(name), "given"
     narrow = name != "opt-125m"
@@ -82,12 +87,12 @@ def answer(folder: Path, side: str, dtype: str, output: Path, size: Size) -> Non
             [*command, str(output), *sizes], cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT
         )
     if ended.returncode:
-        raise RuntimeError(f"{side} could not answer in {dtype}: see {log}.")
+        errors = re.findall(r"\w+Error: (.+)", log.read_text())
+        reason = errors[0].strip() if errors else f"it ended with {ended.returncode}"
+        raise RuntimeError(f"Does not start: {reason.rstrip('. ')}.")
 
 
-def rows_of(
-    name: str, dtypes: list[str], work: Path, size: Size, bar: tqdm[Any]
-) -> list[MatchRow]:
+def rows_of(name: str, dtypes: list[str], work: Path, size: Size, bar: tqdm[Any]) -> list[MatchRow]:
     """Return a row for each dtype and mode of a model; a mode that fails has its reason."""
     folder, kind = model_folder(name, work)
     answers = work / f"{Path(name).name}-{size.prompts}x{size.tokens}-{size.prompt_tokens}"
@@ -116,7 +121,7 @@ def merge(old: list[MatchRow], new: list[MatchRow]) -> list[MatchRow]:
     """Return all rows, the new ones in place of those of the same model and dtype."""
     keys = {(row.model, row.dtype) for row in new}
     kept = [row for row in old if (row.model, row.dtype) not in keys]
-    order = {name: i for i, name in enumerate([BUNDLED, *SHAPES])}
+    order = {name: i for i, name in enumerate([BUNDLED, *INT8, *SHAPES])}
     return sorted(
         [*kept, *new],
         key=lambda row: (order.get(row.model, len(order)), row.model, DTYPES.index(row.dtype)),
@@ -125,7 +130,7 @@ def merge(old: list[MatchRow], new: list[MatchRow]) -> list[MatchRow]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--models", nargs="+", default=[BUNDLED, *SHAPES], metavar="MODEL")
+    parser.add_argument("--models", nargs="+", default=[BUNDLED, *INT8, *SHAPES], metavar="MODEL")
     parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES)
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128)
@@ -141,7 +146,7 @@ def main() -> None:
         for name in args.models:
             rows = merge(rows, rows_of(name, args.dtypes, args.work, size, bar))
             args.output.parent.mkdir(parents=True, exist_ok=True)
-            facts = {"machine": machine(), "rows": [vars(row) for row in rows]}
+            facts: dict[str, Any] = {"machine": machine(), "rows": [vars(row) for row in rows]}
             as_json.write_text(json.dumps(facts, indent=1) + "\n")
             as_text.write_text(as_markdown(facts["machine"], rows))
     Console().print(f"written: {as_text} and {as_json}")

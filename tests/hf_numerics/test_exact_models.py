@@ -12,6 +12,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from tests.sizes import size
+from tools.make_int8_model import FORMATS, make_int8_model
 from tools.make_random_model import make_random_model
 from tools.model_shapes import SHAPES
 from vllm.hf_numerics import row_linear
@@ -122,6 +123,23 @@ def test_alone_and_in_a_group(shape: str, dtype: str, attention: str, tmp_path: 
         known = stops
         for i, (_, logits) in enumerate(runs):
             assert same_bits(found[i].float(), logits[step].float()), (i, step)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("kind", FORMATS)
+@torch.inference_mode()
+def test_int8_weights(kind: str, dtype: str, tmp_path: Path) -> None:
+    """Transformers reads them as it reads any model's."""
+    torch.manual_seed(0)
+    model = load(make_int8_model(kind, tmp_path), dtype, "sdpa")
+    assert model.hf_quantizer is not None
+    run, logits = stock_run(model, 9)
+    engine = exact(model, 1)
+    known = 0
+    for step, expected in enumerate(logits):
+        found, _ = engine.alone(run[:, : 9 + step], known, blocks_of(0))
+        assert same_bits(found.float(), expected.float()), step
+        known = 9 + step
 
 
 @torch.inference_mode()

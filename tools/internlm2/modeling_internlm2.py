@@ -2,7 +2,7 @@
 queries (InternLM2 Technical Report, arXiv:2403.17297, section 2.2), and names of its own.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -95,7 +95,7 @@ class InternLM2PreTrainedModel(PreTrainedModel):
 
     config_class = InternLM2Config
     base_model_prefix = "model"
-    _no_split_modules = ["InternLM2DecoderLayer"]
+    _no_split_modules: ClassVar[list[str]] = ["InternLM2DecoderLayer"]
     _supports_sdpa = True
     _supports_attention_backend = True
 

@@ -124,7 +124,7 @@ def _drop_soft_caps(model: nn.Module) -> None:
     which takes no ``softcap``; it is what Transformers chooses unless asked otherwise.
     """
     for layer in model.modules():
-        implementation = getattr(layer, "impl", None)
+        implementation: Any = getattr(layer, "impl", None)
         if getattr(implementation, "logits_soft_cap", None):
             implementation.logits_soft_cap = 0
             logger.info_once(

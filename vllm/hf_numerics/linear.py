@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers.pytorch_utils import Conv1D
 
 from vllm.forward_context import get_forward_context, is_forward_context_available
 from vllm.hf_numerics.row_linear import Product, RowPlan, RowsApart, conv1d
@@ -24,7 +23,6 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     VocabParallelEmbedding,
 )
 from vllm.platforms import current_platform
-
 
 _CONV1D = {"gpt2"}
 """Models of vLLM whose projections are ``Conv1D`` in Transformers."""
@@ -56,7 +54,7 @@ class HFConv1DMethod(UnquantizedLinearMethod):
             return
         stored = layer.weight.data.T.contiguous()  # [in_features, out_features]
         layer.weight.data = stored.T
-        by_row = RowsApart(RowPlan.of_weight(stored, has_bias=True, kind=Conv1D), conv1d)
+        by_row = RowsApart(RowPlan.of_weight(stored, has_bias=True, is_conv1d=True), conv1d)
 
         def product(
             x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None

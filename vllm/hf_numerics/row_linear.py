@@ -137,13 +137,11 @@ class RowPlan:
             self.block_height = _block_height(probe, rows[0], alone[0])
 
     @staticmethod
-    def of_weight(
-        weight: torch.Tensor, has_bias: bool, kind: type[nn.Linear | Conv1D] = nn.Linear
-    ) -> RowPlan:
+    def of_weight(weight: torch.Tensor, has_bias: bool, is_conv1d: bool = False) -> RowPlan:
         """Return the plan of ``functional.linear`` with a weight [out_features, in_features], or of
         `conv1d` with one of [in_features, out_features].
         """
-        return _plan_of_shape(weight.shape, weight.stride(), weight.dtype, has_bias, kind)
+        return _plan_of_shape(weight.shape, weight.stride(), weight.dtype, has_bias, is_conv1d)
 
     @staticmethod
     def key(layer: nn.Linear | Conv1D) -> tuple[Any, ...]:
@@ -158,10 +156,10 @@ def _plan_of_shape(
     stride: tuple[int, ...],
     dtype: torch.dtype,
     has_bias: bool,
-    kind: type[nn.Linear | Conv1D],
+    is_conv1d: bool,
 ) -> RowPlan:
     layer: Any
-    if kind is Conv1D:
+    if is_conv1d:
         layer = Conv1D(shape[1], shape[0]).to(dtype)
     else:
         layer = nn.Linear(shape[1], shape[0], bias=has_bias, dtype=dtype)

@@ -86,9 +86,9 @@ class Report:
         setting: of the first dtype.
         machine: see `setting.machine`.
         token_texts: of the tokens at first differences.
-        hf_drift: for each dtype, how far Hugging Face with a KV cache is from itself without one, and
-            padded beside a text of twice the length from itself alone (`CACHED`, `PADDED`): of each
-            layer, then of the logits.
+        hf_drift: for each dtype, how far Hugging Face with a KV cache is from itself without one,
+            and padded beside a text of twice the length from itself alone (`CACHED`, `PADDED`): of
+            each layer, then of the logits.
         runs: for each dtype and mode.
     """
 

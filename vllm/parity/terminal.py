@@ -101,7 +101,8 @@ def _drift(report: Report, dtype: str) -> Table:
     lines = dict(report.hf_drift[dtype])
     for run in report.runs:
         if run.dtype == dtype:
-            lines |= {f"{run.mode}, prompt": run.prompt_drift, f"{run.mode}, decoding": run.decode_drift}
+            lines[f"{run.mode}, prompt"] = run.prompt_drift
+            lines[f"{run.mode}, decoding"] = run.decode_drift
     table = Table(title=f"drift of hidden states in {dtype}: largest (mean)")
     table.add_column("layer", justify="right")
     for name in lines:
