@@ -9,7 +9,7 @@ SOURCES := pyproject.toml setup.py upstream.toml patches/series $(wildcard patch
 	$(wildcard distribution/*.py) $(shell find csrc -type f) $(shell find vllm -type f -name '*.py')
 OWN_CODE := distribution examples benchmarks tools tests vllm setup.py
 
-.PHONY: install demo test test-long lint bench eval clean
+.PHONY: install demo test test-long lint bench match-table eval clean
 
 install: $(INSTALLED)
 
@@ -41,6 +41,10 @@ bench: install
 	$(BIN)/python -m benchmarks.exact_throughput
 	$(BIN)/python -m benchmarks.penalty_kernel
 	$(BIN)/python -m benchmarks.sampler_step
+
+# docs/match-table.md: hours on two cores; what was answered before is kept in build/.
+match-table: install
+	$(BIN)/python -m benchmarks.match_table
 
 # lm-evaluation-harness on Transformers and on this vLLM, score by score.
 eval: install
