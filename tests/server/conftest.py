@@ -41,7 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         "--chat-template", CHAT_TEMPLATE, "--enable-scale-out",
     ]  # fmt: skip
     # Spawned processes import everything anew: the flags must reach them through the config alone.
-    environment = {**os.environ, "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn"}
+    environment = {**os.environ, "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
     try:
