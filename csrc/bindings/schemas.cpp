@@ -13,5 +13,15 @@ STABLE_TORCH_LIBRARY(vllm_fork, library) {
   library.def(
       "paged_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor starts, Tensor stops, "
       "int key_size, float? scale, bool enable_gqa) -> Tensor");
+  library.def("channel_statistics(Tensor weight) -> Tensor");
+  library.def("equalising_exponents(Tensor statistics) -> Tensor");
+  library.def("pack_weight(Tensor weight, Tensor? exponents, int segments) -> Tensor");
+  library.def(
+      "unpack_weight(Tensor packed, Tensor? exponents, int outputs, int inputs, int segments) -> "
+      "Tensor");
+  library.def(
+      "portable_product(Tensor x, Tensor packed, Tensor? exponents, Tensor? bias, int outputs, "
+      "int segments, ScalarType dtype) -> Tensor");
+  library.def("sum_partials(Tensor partials, Tensor? bias, ScalarType dtype) -> Tensor");
   library.def("cpu_isa() -> str");
 }
