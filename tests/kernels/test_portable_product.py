@@ -156,7 +156,7 @@ def test_columns_of_the_weight_split_between_cards() -> None:
     weight, bias = case.make_weight(), case.make_bias()
     assert bias is not None
     halves = weight[:23].contiguous(), weight[23:].contiguous()
-    statistics = sum(channel_statistics(half) for half in halves)
+    statistics = torch.stack([channel_statistics(half) for half in halves]).sum(0)
     assert torch.equal(statistics, channel_statistics(weight))
     exponents = equalising_exponents(statistics)
     parts = [
@@ -212,7 +212,7 @@ def test_rounding_of_results(dtype: str) -> None:
     """Every kind of float32 that a sum can be, and all that lie next to a tie."""
     words = (integers(200_000, 4) & np.uint64(0xFFFFFFFF)).astype(np.uint32)
     ties = (np.arange(0x10000, dtype=np.uint32) << 16) | 0x8000
-    halves = (np.arange(0x38000, 0x48000, dtype=np.uint32) << 12) | 0x0
+    halves = np.arange(0x38000, 0x48000, dtype=np.uint32) << 12
     bits = np.concatenate([words, ties - 1, ties, ties + 1, halves, halves + 1, halves - 1])
     exponents = bits >> 23 & 255
     bits = bits[exponents > 0]  # no sum is subnormal
@@ -326,7 +326,9 @@ def test_parts_that_are_not_segments_are_refused(parts: int) -> None:
         pack_weight(torch.zeros(4, 8), parts=parts)
 
 
-@pytest.mark.parametrize(("inputs", "parts", "segments"), [(3, 1, 1), (3, 2, 1), (3, 8, 1), (4, 2, 4)])
+@pytest.mark.parametrize(
+    ("inputs", "parts", "segments"), [(3, 1, 1), (3, 2, 1), (3, 8, 1), (4, 2, 4)]
+)
 def test_segments(inputs: int, parts: int, segments: int) -> None:
     assert pack_weight(torch.zeros(4, inputs), parts=parts).segments == segments
 
@@ -362,7 +364,8 @@ PACK_ERRORS = [
 
 @pytest.mark.parametrize(("change", "sentence"), PRODUCT_ERRORS)
 def test_argument_errors(change: dict[str, Any], sentence: str) -> None:
-    arguments = {"x": torch.zeros(2, 32), "weight": pack_weight(torch.zeros(6, 32))} | change
+    weight = pack_weight(torch.zeros(6, 32))
+    arguments: dict[str, Any] = {"x": torch.zeros(2, 32), "weight": weight} | change
     with pytest.raises(RuntimeError, match=f"^portable_product: {sentence}"):
         portable_product(**arguments)
 

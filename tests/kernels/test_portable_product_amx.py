@@ -37,9 +37,7 @@ def emulated_product(tmp_path_factory: pytest.TempPathFactory) -> Product:
     library = ctypes.CDLL(str(path))
     library.digits_bytes.restype = ctypes.c_int64
 
-    def product(
-        x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None
-    ) -> torch.Tensor:
+    def product(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         x = x.float().contiguous()
         sizes = [
             ctypes.c_int64(size)
