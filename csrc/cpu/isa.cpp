@@ -14,18 +14,26 @@ bool always() { return true; }
 #if defined(VLLM_FORK_X86)
 // These ask the operating system too: a CPU whose wide registers are not saved at a context switch
 // counts as one without them.
-bool has_avx2() { return __builtin_cpu_supports("avx2"); }
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 bool has_avx512() { return __builtin_cpu_supports("avx512f"); }
+bool has_avx512vnni() {
+  return has_avx512() && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("avx512vnni");
+}
 #endif
 
 // Best first.
 constexpr Isa kIsas[] = {
 #if defined(VLLM_FORK_X86)
+    {"avx512vnni", has_avx512vnni, penalize_row_avx512, draw_row_avx512, skip_numbers_avx512,
+     row_products_avx512, &portable_operations_avx512vnni},
     {"avx512", has_avx512, penalize_row_avx512, draw_row_avx512, skip_numbers_avx512,
-     row_products_avx512},
-    {"avx2", has_avx2, penalize_row_avx2, draw_row_avx2, skip_numbers_avx2, nullptr},
+     row_products_avx512, &portable_operations_avx512},
+    {"avx2", has_avx2, penalize_row_avx2, draw_row_avx2, skip_numbers_avx2, nullptr,
+     &portable_operations_avx2},
 #endif
-    {"scalar", always, penalize_row_scalar, draw_row_scalar, skip_numbers_scalar, nullptr},
+    {"scalar", always, penalize_row_scalar, draw_row_scalar, skip_numbers_scalar, nullptr,
+     &portable_operations_scalar},
 };
 
 std::string supported_names() {
