@@ -288,7 +288,7 @@ struct Attention {
     const Rescaling by(all.exponent, weight.exponent);
     all.exponent = by.exponent;
     all.sum = all.sum * by.kept + weight.fraction * by.added;
-    for (int64_t d = 0; d < size; ++d) values[d] *= by.kept;
+    for (int64_t d = 0; d < size; ++d) values[d] = values[d] * by.kept + 0.0f;  // -0 becomes 0
   }
 };
 

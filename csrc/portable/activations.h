@@ -24,7 +24,7 @@ VLLM_FORK_INLINE float gelu(float x) {
   const float clamped = a > 14.5f ? 14.5f : a;
   const float t = 1.0f / fused(clamped, 0.34375f, 1.0f);
   const float tail = gaussian(clamped, 0.5f) * scaled_normal_tail(t);
-  return x < 0.0f ? x * tail : fused(-x, tail, x);
+  return x * (x < 0.0f ? tail : 1.0f - tail);
 }
 
 VLLM_FORK_INLINE float relu(float x) { return x < 0.0f ? 0.0f : x; }
