@@ -32,7 +32,7 @@ from torch.nn import functional
 from tqdm.auto import tqdm
 
 from benchmarks.machine import environment
-from vllm.fork_ops import (
+from vllm.fork_ops.portable_product import (
     PackedWeight,
     channel_statistics,
     equalising_exponents,

@@ -1,76 +1,19 @@
 #include "checks.h"
 
-#include <sstream>
-#include <stdexcept>
-#include <string>
 #include <utility>
 
 #include "../portable/mt19937.h"
-#include "../portable/product.h"
 #include "../portable/seen_mask.h"
+#include "argument_checks.h"
 
 namespace vllm_fork {
 namespace {
-
-using torch::headeronly::ScalarType;
 
 constexpr const char* kMark = "mark_seen_tokens";
 constexpr const char* kApply = "apply_repetition_penalty";
 constexpr const char* kDraw = "draw_tokens";
 constexpr const char* kProducts = "row_products";
 constexpr const char* kSdpa = "paged_sdpa";
-constexpr const char* kStatistics = "channel_statistics";
-constexpr const char* kEqualise = "equalising_exponents";
-constexpr const char* kPack = "pack_weight";
-constexpr const char* kUnpack = "unpack_weight";
-constexpr const char* kPortable = "portable_product";
-constexpr const char* kPartials = "sum_partials";
-
-// A std::runtime_error becomes Python's RuntimeError. STD_TORCH_CHECK would do the same, but puts
-// the source file's path and line before the sentence.
-template <typename... Parts>
-void check(bool condition, const Parts&... parts) {
-  if (condition) return;
-  std::ostringstream sentence;
-  (sentence << ... << parts);
-  throw std::runtime_error(sentence.str());
-}
-
-// The name that Python gives to a dtype, for those that a caller may plausibly pass.
-std::string dtype_name(ScalarType type) {
-  switch (type) {
-    case ScalarType::Float: return "float32";
-    case ScalarType::Double: return "float64";
-    case ScalarType::Half: return "float16";
-    case ScalarType::BFloat16: return "bfloat16";
-    case ScalarType::Int: return "int32";
-    case ScalarType::Long: return "int64";
-    case ScalarType::Char: return "int8";
-    case ScalarType::Byte: return "uint8";
-    case ScalarType::Bool: return "bool";
-    default: return std::string("torch's ") + toString(type);
-  }
-}
-
-void check_dtype(const char* op, const char* name, const Tensor& tensor, ScalarType expected) {
-  check(tensor.scalar_type() == expected, op, ": ", name, " must have dtype ",
-        dtype_name(expected), ", but has ", dtype_name(tensor.scalar_type()), ".");
-}
-
-void check_dim(const char* op, const char* name, const Tensor& tensor, int64_t dim) {
-  check(tensor.dim() == dim, op, ": ", name, " must have ", dim, " dimension(s), but has ",
-        tensor.dim(), ".");
-}
-
-void check_contiguous(const char* op, const char* name, const Tensor& tensor) {
-  check(tensor.is_contiguous(), op, ": ", name, " must be contiguous.");
-}
-
-void check_length(const char* op, const char* name, const Tensor& tensor, int64_t length,
-                  const char* reference) {
-  check(tensor.size(0) == length, op, ": ", name, " must have one entry for each of the ", length,
-        " ", reference, ", but has ", tensor.size(0), ".");
-}
 
 void check_same_device(const char* op, const char* name, const Tensor& tensor,
                        const Tensor& reference) {
@@ -91,15 +34,11 @@ void check_seen(const char* op, const Tensor& seen) {
   check_contiguous(op, "seen", seen);
 }
 
-void check_last_contiguous(const char* op, const char* name, const Tensor& tensor) {
+void check_float_rows(const char* op, const char* name, const Tensor& tensor) {
+  check_dtype(op, name, tensor, ScalarType::Float);
   check_dim(op, name, tensor, 2);
   check(tensor.size(1) <= 1 || tensor.stride(1) == 1, op, ": the last dimension of ", name,
         " must be contiguous, but has stride ", tensor.stride(1), ".");
-}
-
-void check_float_rows(const char* op, const char* name, const Tensor& tensor) {
-  check_dtype(op, name, tensor, ScalarType::Float);
-  check_last_contiguous(op, name, tensor);
 }
 
 // Rows may lie apart (a slice of a wider buffer) but not on top of each other.
@@ -127,74 +66,6 @@ void check_ranges(const Tensor& blocks, const int64_t* starts, const int64_t* st
             ", but pages has ", num_blocks, " blocks.");
     }
   }
-}
-
-bool is_model_dtype(ScalarType type) {
-  return type == ScalarType::Float || type == ScalarType::Half || type == ScalarType::BFloat16;
-}
-
-void check_model_dtype(const char* op, const char* name, ScalarType type) {
-  check(is_model_dtype(type), op, ": ", name, " must have dtype float32, float16 or bfloat16, but ",
-        "has ", dtype_name(type), ".");
-}
-
-void check_result_dtype(const char* op, ScalarType type) {
-  check(is_model_dtype(type), op, ": dtype must be float32, float16 or bfloat16, but is ",
-        dtype_name(type), ".");
-}
-
-void check_weight(const char* op, const Tensor& weight) {
-  check_model_dtype(op, "weight", weight.scalar_type());
-  check_dim(op, "weight", weight, 2);
-  check_contiguous(op, "weight", weight);
-  check(weight.size(0) > 0 && weight.size(1) > 0, op, ": weight must not be empty, but is ",
-        weight.size(0), " x ", weight.size(1), ".");
-}
-
-void check_entries(const char* op, const char* name, const Tensor& tensor, ScalarType type,
-                   int64_t length, const char* reference) {
-  check_dtype(op, name, tensor, type);
-  check_dim(op, name, tensor, 1);
-  check_contiguous(op, name, tensor);
-  check_length(op, name, tensor, length, reference);
-}
-
-void check_exponents(const char* op, const std::optional<Tensor>& exponents, int64_t inputs) {
-  if (!exponents) return;
-  check_entries(op, "exponents", *exponents, ScalarType::Char, inputs, "input channels");
-  const auto* values = exponents->const_data_ptr<int8_t>();
-  for (int64_t k = 0; k < inputs; ++k) {
-    check(-kMostEqualised <= values[k] && values[k] <= kMostEqualised, op, ": exponents[", k,
-          "] must be in -", kMostEqualised, "..", kMostEqualised, ", but is ", int{values[k]}, ".");
-  }
-}
-
-void check_product_bias(const char* op, const std::optional<Tensor>& bias, int64_t outputs) {
-  if (!bias) return;
-  check_model_dtype(op, "bias", bias->scalar_type());
-  check_dim(op, "bias", *bias, 1);
-  check_contiguous(op, "bias", *bias);
-  check_length(op, "bias", *bias, outputs, "outputs");
-}
-
-void check_shape(const char* op, const ProductShape& shape) {
-  check(shape.outputs > 0, op, ": outputs must be above 0, but is ", shape.outputs, ".");
-  check(0 < shape.inputs && shape.inputs <= kMostInputs, op,
-        ": the number of input channels must be in 1..", kMostInputs, ", but is ", shape.inputs,
-        ".");
-  const int64_t segments = shape.segments;
-  check(segments == 1 || segments == 2 || segments == 4 || segments == 8, op,
-        ": segments must be 1, 2, 4 or 8, but is ", segments, ".");
-  check(shape.inputs % segments == 0, op, ": segments must divide the ", shape.inputs,
-        " input channels, but is ", segments, ".");
-}
-
-void check_packed(const char* op, const Tensor& packed, const ProductShape& shape) {
-  check_shape(op, shape);
-  check_entries(op, "packed", packed, ScalarType::Byte, shape.packed_bytes(),
-                "bytes of this shape");
-  check(reinterpret_cast<uintptr_t>(packed.data_ptr()) % kPackedAlignment == 0, op,
-        ": packed must start at a multiple of ", kPackedAlignment, " bytes.");
 }
 
 }  // namespace
@@ -286,64 +157,6 @@ void check_paged_sdpa(const Tensor& query, const Tensor& pages, const Tensor& bl
   }
   check_ranges(blocks, static_cast<const int64_t*>(starts.data_ptr()),
                static_cast<const int64_t*>(stops.data_ptr()), pages.size(0), pages.size(2));
-}
-
-void check_channel_statistics(const Tensor& weight) { check_weight(kStatistics, weight); }
-
-void check_equalising_exponents(const Tensor& statistics) {
-  check_dtype(kEqualise, "statistics", statistics, ScalarType::Long);
-  check_dim(kEqualise, "statistics", statistics, 1);
-  check_contiguous(kEqualise, "statistics", statistics);
-  const auto* values = statistics.const_data_ptr<int64_t>();
-  for (int64_t k = 0; k < statistics.size(0); ++k) {
-    check(values[k] >= 0, kEqualise, ": statistics[", k, "] must not be negative, but is ",
-          values[k], ".");
-  }
-}
-
-void check_pack_weight(const Tensor& weight, const std::optional<Tensor>& exponents,
-                       int64_t segments) {
-  check_weight(kPack, weight);
-  check_shape(kPack, ProductShape{weight.size(0), weight.size(1), segments});
-  check_exponents(kPack, exponents, weight.size(1));
-}
-
-void check_unpack_weight(const Tensor& packed, const std::optional<Tensor>& exponents,
-                         const ProductShape& shape) {
-  check_packed(kUnpack, packed, shape);
-  check_exponents(kUnpack, exponents, shape.inputs);
-}
-
-void check_portable_product(const Tensor& x, const Tensor& packed,
-                            const std::optional<Tensor>& exponents,
-                            const std::optional<Tensor>& bias, const ProductShape& shape,
-                            ScalarType dtype) {
-  check_model_dtype(kPortable, "x", x.scalar_type());
-  check_last_contiguous(kPortable, "x", x);
-  check_packed(kPortable, packed, shape);
-  if (exponents) {
-    check_entries(kPortable, "exponents", *exponents, ScalarType::Char, shape.inputs,
-                  "input channels");
-  }
-  check_product_bias(kPortable, bias, shape.outputs);
-  check_result_dtype(kPortable, dtype);
-}
-
-void check_sum_partials(const Tensor& partials, const std::optional<Tensor>& bias,
-                        ScalarType dtype) {
-  check_dtype(kPartials, "partials", partials, ScalarType::Float);
-  check_dim(kPartials, "partials", partials, 3);
-  check_contiguous(kPartials, "partials", partials);
-  const int64_t count = partials.size(0);
-  check(count == 1 || count == 2 || count == 4 || count == 8, kPartials,
-        ": partials must be 1, 2, 4 or 8 sums, but are ", count, ".");
-  check_product_bias(kPartials, bias, partials.size(2));
-  check_result_dtype(kPartials, dtype);
-}
-
-void check_packed_output(int64_t output) {
-  check(output < 0, kPack, ": weight[", output,
-        "] has a number that is not finite, or that is too great (above 2^45 when equalised).");
 }
 
 void check_slot(const char* op, int64_t index, int64_t slot, int64_t num_slots) {

@@ -24,15 +24,15 @@ VLLM_FORK_INLINE int split_block(const float* values, int64_t count, int least_e
                                  BlockDigits& digits) {
   uint32_t largest = 0;
   for (int64_t k = 0; k < count; ++k) {
-    largest = std::max(largest, bits_of(values[k]) & kMagnitude);
+    largest = std::max(largest, bits_of(values[k]) & ~kSignBit);
   }
   const int exponent = block_exponent(largest, least_exponent);
   const float scale = power_of_two(-exponent);
   for (int64_t k = 0; k < count; ++k) {
     const int32_t rounded = round_to_integer(values[k] * scale);
     const int32_t v = kBreakTies ? break_tie(rounded) : rounded;
-    digits.high[k] = static_cast<int8_t>(high_digit(v));
-    digits.low[k] = static_cast<int8_t>(low_digit(v));
+    digits.high[k] = static_cast<int8_t>(upper_digit(v));
+    digits.low[k] = static_cast<int8_t>(lower_digit(v));
   }
   return exponent;
 }

@@ -3,6 +3,7 @@
 
 #include "draw_row.h"
 #include "penalize_row.h"
+#include "portable_operations.h"
 #include "portable_product.h"
 #include "row_products.h"
 
@@ -15,6 +16,7 @@ struct Isa {
   DrawRow draw_row;
   SkipNumbers skip_numbers;
   RowProducts row_products;  // null where it would be no faster than PyTorch, row by row
+  const PortableOperations* operations;
   ChooseProductKernel product_kernel;
 };
 

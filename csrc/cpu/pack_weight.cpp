@@ -12,10 +12,10 @@ namespace {
 
 // Calls `function` with a pointer to the numbers of the weight's type.
 template <typename Function>
-auto with_numbers(const Weight& weight, const Function& function) {
-  switch (weight.type) {
-    case FloatType::kHalf: return function(static_cast<const Half*>(weight.data));
-    case FloatType::kBFloat16: return function(static_cast<const BFloat16*>(weight.data));
+auto with_numbers(const WeightNumbers& weight, const Function& function) {
+  switch (weight.format) {
+    case Format::kFloat16: return function(static_cast<const Float16*>(weight.data));
+    case Format::kBfloat16: return function(static_cast<const Bfloat16*>(weight.data));
     default: return function(static_cast<const float*>(weight.data));
   }
 }
@@ -72,7 +72,7 @@ int8_t exponent_to_median(uint64_t statistic, uint64_t median) {
 
 }  // namespace
 
-int64_t pack_panels(const ProductShape& shape, const Weight& weight, const int8_t* equalised,
+int64_t pack_panels(const ProductShape& shape, const WeightNumbers& weight, const int8_t* equalised,
                     int64_t first, int64_t last, uint8_t* packed) {
   std::memset(packed + first * shape.panel_bytes(), 0, (last - first) * shape.panel_bytes());
   return with_numbers(weight, [&](const auto* numbers) -> int64_t {
@@ -106,7 +106,7 @@ void unpack_outputs(const ProductShape& shape, const uint8_t* packed, const int8
   }
 }
 
-void add_channel_statistics(int64_t outputs, int64_t inputs, const Weight& weight, int64_t first,
+void add_channel_statistics(int64_t outputs, int64_t inputs, const WeightNumbers& weight, int64_t first,
                             int64_t last, int64_t* statistics) {
   with_numbers(weight, [&](const auto* numbers) {
     for (int64_t n = 0; n < outputs; ++n) {

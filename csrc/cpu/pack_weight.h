@@ -3,20 +3,20 @@
 
 #include <cstdint>
 
-#include "../portable/float_types.h"
+#include "../portable/number_types.h"
 #include "../portable/product_layout.h"
 
 namespace vllm_fork {
 
-// A weight, [outputs, inputs] of a type, contiguous.
-struct Weight {
+// A weight, [outputs, inputs] of a format, contiguous.
+struct WeightNumbers {
   const void* data;
-  FloatType type;
+  Format format;
 };
 
 // Writes the panels [first, last). `equalised` are the exponents of the channels, int8 [inputs];
 // null if all are 0. Returns the first output with a number that is not finite or too great, or -1.
-int64_t pack_panels(const ProductShape& shape, const Weight& weight, const int8_t* equalised,
+int64_t pack_panels(const ProductShape& shape, const WeightNumbers& weight, const int8_t* equalised,
                     int64_t first, int64_t last, uint8_t* packed);
 
 // Writes the rows of the outputs [first, last): the weight that the digits stand for.
@@ -24,7 +24,7 @@ void unpack_outputs(const ProductShape& shape, const uint8_t* packed, const int8
                     int64_t first, int64_t last, float* weight);
 
 // Adds up, for the channels [first, last), the statistic of the specification's section 3.
-void add_channel_statistics(int64_t outputs, int64_t inputs, const Weight& weight, int64_t first,
+void add_channel_statistics(int64_t outputs, int64_t inputs, const WeightNumbers& weight, int64_t first,
                             int64_t last, int64_t* statistics);
 
 // The exponents that bring each channel's statistic to the median, int8 [inputs].

@@ -3,24 +3,24 @@
 
 #include <cstdint>
 
-#include "../portable/float_types.h"
+#include "../portable/number_types.h"
 #include "../portable/product_layout.h"
 
 namespace vllm_fork {
 
-// Rows of activations, [rows, inputs] of a type, `stride` numbers apart.
+// Rows of activations, [rows, inputs] of a format, `stride` numbers apart.
 struct ProductRows {
   const void* data;
   int64_t stride;
   int64_t rows;
-  FloatType type;
+  Format format;
   const int8_t* equalised;  // [inputs], the exponents of the channels; null if all are 0
 };
 
-// Where sums go, [rows, outputs] of a type, one after the other.
+// Where sums go, [rows, outputs] of a format, one after the other.
 struct ProductOutput {
   void* data;
-  FloatType type;
+  Format format;
   const float* bias;  // [outputs]; null for none
 };
 

@@ -121,11 +121,11 @@ VLLM_FORK_INLINE void split_rows_of(const ProductShape& shape, const ProductRows
 template <typename Kernel>
 void split_rows(const ProductShape& shape, const ProductRows& x, int64_t first, int64_t last,
                 uint8_t* digits) {
-  switch (x.type) {
-    case FloatType::kFloat: return split_rows_of<Kernel, float>(shape, x, first, last, digits);
-    case FloatType::kHalf: return split_rows_of<Kernel, Half>(shape, x, first, last, digits);
-    case FloatType::kBFloat16:
-      return split_rows_of<Kernel, BFloat16>(shape, x, first, last, digits);
+  switch (x.format) {
+    case Format::kFloat32: return split_rows_of<Kernel, float>(shape, x, first, last, digits);
+    case Format::kFloat16: return split_rows_of<Kernel, Float16>(shape, x, first, last, digits);
+    case Format::kBfloat16:
+      return split_rows_of<Kernel, Bfloat16>(shape, x, first, last, digits);
   }
 }
 
@@ -235,12 +235,12 @@ VLLM_FORK_INLINE void multiply_tile(const ProductShape& shape, const uint8_t* pa
   const float* sums = sum_blocks<Kernel>(shape, work, levels);
   const int64_t width = panels * kPanel;
   const int64_t first = panel * kPanel;
-  switch (output.type) {
-    case FloatType::kFloat:
+  switch (output.format) {
+    case Format::kFloat32:
       return write_tile<float>(shape, sums, width, row, rows, first, output);
-    case FloatType::kHalf: return write_tile<Half>(shape, sums, width, row, rows, first, output);
-    case FloatType::kBFloat16:
-      return write_tile<BFloat16>(shape, sums, width, row, rows, first, output);
+    case Format::kFloat16: return write_tile<Float16>(shape, sums, width, row, rows, first, output);
+    case Format::kBfloat16:
+      return write_tile<Bfloat16>(shape, sums, width, row, rows, first, output);
   }
 }
 

@@ -8,8 +8,9 @@
 
 #include <cstdint>
 
-#include "float_types.h"
+#include "digits.h"
 #include "macros.h"
+#include "number_types.h"
 
 namespace vllm_fork {
 
@@ -32,23 +33,15 @@ VLLM_FORK_INLINE int block_exponent(uint32_t largest, int least) {
   return exponent < least ? least : exponent;
 }
 
-// To the nearest integer, ties to even, for |x| < 2^22: next to 1.5 * 2^23 floats are integers.
+// To the nearest integer, ties to even, for |x| < 2^22.
 VLLM_FORK_INLINE int32_t round_to_integer(float x) {
-  constexpr float kIntegers = 12582912.0f;
 #if defined(__CUDA_ARCH__)
-  const float shifted = __fadd_rn(x, kIntegers);
+  const float shifted = __fadd_rn(x, kRounder);
 #else
-  const float shifted = x + kIntegers;
+  const float shifted = x + kRounder;
 #endif
-  return static_cast<int32_t>(bits_of(shifted) - bits_of(kIntegers));
+  return static_cast<int32_t>(bits_of(shifted) - bits_of(kRounder));
 }
-
-// An integer v is 256 * high_digit(v) + low_digit(v), with digits in -128..127.
-VLLM_FORK_INLINE int32_t low_digit(int32_t v) {
-  return static_cast<int32_t>((static_cast<uint32_t>(v) + 128) & 255) - 128;
-}
-
-VLLM_FORK_INLINE int32_t high_digit(int32_t v) { return (v + 128) >> 8; }
 
 // Halfway between two high digits the low one would always be -128, and the products of low digits
 // that are dropped would have a mean other than zero. Half of these become 127.
@@ -78,7 +71,7 @@ VLLM_FORK_INLINE float add_block_sum(float sum, int32_t high, int32_t mixed, flo
 VLLM_FORK_INLINE int64_t channel_statistic(float x) {
   constexpr int kLeast = 127 - 20;
   constexpr int kGreatest = 127 + 2;
-  const int exponent = static_cast<int>((bits_of(x) & kMagnitude) >> 23);
+  const int exponent = static_cast<int>((bits_of(x) & ~kSignBit) >> 23);
   const int capped = exponent > kGreatest ? kGreatest : exponent;
   return capped < kLeast ? 0 : int64_t{1} << (2 * (capped - kLeast));
 }
@@ -86,7 +79,7 @@ VLLM_FORK_INLINE int64_t channel_statistic(float x) {
 // Bias elements below 2^-103 count as zero: then no sum with one is subnormal.
 VLLM_FORK_INLINE float normal_bias(float bias) {
   constexpr uint32_t kLeast = (127 - 103) << 23;
-  return (bits_of(bias) & kMagnitude) < kLeast ? 0.0f : bias;
+  return (bits_of(bias) & ~kSignBit) < kLeast ? 0.0f : bias;
 }
 
 }  // namespace vllm_fork

@@ -103,8 +103,8 @@ extern "C" int product(const float* x, const uint8_t* packed, const int8_t* equa
   EmulatedTiles::readable[0] = {packed, shape.packed_bytes()};
   EmulatedTiles::readable[1] = {digits, kKernel.digits_bytes(shape, rows)};
   EmulatedTiles::has_failed = false;
-  kKernel.split_rows(shape, {x, inputs, rows, FloatType::kFloat, equalised}, 0, rows, digits);
+  kKernel.split_rows(shape, {x, inputs, rows, Format::kFloat32, equalised}, 0, rows, digits);
   const int64_t tiles = kKernel.num_tiles(shape, rows);
-  kKernel.multiply(shape, packed, digits, rows, 0, tiles, {result, FloatType::kFloat, bias});
+  kKernel.multiply(shape, packed, digits, rows, 0, tiles, {result, Format::kFloat32, bias});
   return EmulatedTiles::has_failed ? 1 : 0;
 }

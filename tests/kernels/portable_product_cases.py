@@ -4,25 +4,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from portable_cases import integers
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-def integers(count: int, seed: int) -> np.ndarray:
-    """uint64 [count], the generator SplitMix64 (Steele, Lea, Flood, OOPSLA 2014)."""
-    with np.errstate(over="ignore"):
-        z = (np.arange(1, count + 1, dtype=np.uint64) + np.uint64(seed << 32)) * np.uint64(
-            0x9E3779B97F4A7C15
-        )
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
-
-
 def bell(rows: int, columns: int, seed: int) -> torch.Tensor:
     """float32 [rows, columns] about normal: sums of four numbers of 16 bits, so exact."""
-    words = integers(rows * columns, seed)
-    parts = [(words >> np.uint64(16 * i)).astype(np.int64) & 0xFFFF for i in range(4)]
+    parts = integers(4 * rows * columns, seed).reshape(4, -1).astype(np.int64) >> 16
     centred = np.sum(parts, axis=0) - 2 * 0xFFFF
     return torch.from_numpy((centred / 2.0**15).astype(np.float32)).view(rows, columns)
 
@@ -30,14 +19,14 @@ def bell(rows: int, columns: int, seed: int) -> torch.Tensor:
 def powers(rows: int, columns: int, least: int, greatest: int, seed: int) -> torch.Tensor:
     """float32 [rows, columns] of powers of two in a range."""
     words = integers(rows * columns, seed)
-    exponents = (words % np.uint64(greatest - least + 1)).astype(np.int64) + least
+    exponents = words.astype(np.int64) % (greatest - least + 1) + least
     return torch.from_numpy(np.ldexp(1.0, exponents).astype(np.float32)).view(rows, columns)
 
 
 def outlier_rows(rows: int, columns: int, seed: int) -> torch.Tensor:
     """Like `bell`, with a few channels that are 64 to 1024 times larger."""
     x = bell(rows, columns, seed)
-    channels = torch.from_numpy((integers(5, seed + 1) % np.uint64(columns)).astype(np.int64))
+    channels = torch.from_numpy(integers(5, seed + 1).astype(np.int64) % columns)
     x[:, channels] *= torch.tensor([64.0, 128.0, 256.0, 512.0, 1024.0])
     return x
 

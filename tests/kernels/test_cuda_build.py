@@ -102,24 +102,24 @@ PRODUCT_SOURCE = """
 
 using namespace vllm_fork;
 
-__global__ void split(const Half* halves, const BFloat16* brains, float* values, int* digits) {
+__global__ void split(const Float16* halves, const Bfloat16* brains, float* values, int* digits) {
   const int i = threadIdx.x;
   values[i] = widen(halves[i]) * power_of_two(-3) + widen(brains[i]);
-  const int exponent = block_exponent(bits_of(values[i]) & kMagnitude, kLeastRowExponent);
+  const int exponent = block_exponent(bits_of(values[i]) & ~kSignBit, kLeastRowExponent);
   const int v = break_tie(round_to_integer(values[i] * power_of_two(-exponent)));
-  digits[2 * i] = high_digit(v);
-  digits[2 * i + 1] = low_digit(v);
+  digits[2 * i] = upper_digit(v);
+  digits[2 * i + 1] = lower_digit(v);
 }
 
 __global__ void finish(const int* high, const int* mixed, const int* words, const float* scales,
-                       const float* bias, Half* halves, BFloat16* brains, float* floats,
+                       const float* bias, Float16* halves, Bfloat16* brains, float* floats,
                        ProductShape shape) {
   const int64_t i = threadIdx.x % shape.panel_bytes();
   const float weight_scale = float_of(scale_bits(words[i]));
   const float sum = add_block_sum(floats[i], high[i], mixed[i], weight_scale, scales[i]);
   floats[i] = narrow<float>(sum + normal_bias(bias[i]));
-  halves[i] = narrow<Half>(sum);
-  brains[i] = narrow<BFloat16>(sum);
+  halves[i] = narrow<Float16>(sum);
+  brains[i] = narrow<Bfloat16>(sum);
 }
 """
 

@@ -13,9 +13,10 @@ import numpy as np
 import portable_product_reference as reference
 import pytest
 import torch
-from portable_product_cases import CASES, DTYPES, Case, bell, integers, wild_rows
+from portable_cases import assert_same, bits, every_number, integers
+from portable_product_cases import CASES, DTYPES, Case, bell, wild_rows
 
-from vllm.fork_ops import (
+from vllm.fork_ops.portable_product import (
     PackedWeight,
     channel_statistics,
     equalising_exponents,
@@ -26,8 +27,8 @@ from vllm.fork_ops import (
 )
 
 # sha256 of the bits, all cases of one after another.
-WEIGHT_DIGEST = "eaea614924ddb6c6bfda6c205af4c2f99c77f4067dcd76d1b2f021002c5b6f65"
-PRODUCT_DIGEST = "0b59aebe14d351f0a2fc3d3be9351f4cae873aafa3cbc5d6388d4c0d51ce7c14"
+WEIGHT_DIGEST = "80ee85a93736a000ecf71f0a0515264ae5cfd57c758db707b1598920ae820202"
+PRODUCT_DIGEST = "0bd40d14b62bf63730b95ec79a2b4778d177ddff5c0afdac580fbdbcffb04ead"
 
 
 def exponents_for(weight: torch.Tensor, case: Case) -> torch.Tensor | None:
@@ -43,37 +44,34 @@ def product(case: Case, dtype: torch.dtype | None = None) -> torch.Tensor:
     return portable_product(case.make_x(), packed_weight(case), case.make_bias(), dtype)
 
 
-def bits_of(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.view(torch.int32 if tensor.dtype == torch.float32 else torch.int16).numpy()
-
-
-def assert_same_bits(found: torch.Tensor, expected: torch.Tensor) -> None:
-    assert found.dtype == expected.dtype
-    np.testing.assert_array_equal(bits_of(found), bits_of(expected))
-
-
-def expected_bits(case: Case, dtype: str) -> np.ndarray:
+def expected_product(case: Case, dtype: str) -> torch.Tensor:
+    """What the reference computes."""
     weight = case.make_weight().float().numpy()
     exponents = np.zeros(case.inputs, dtype=np.int64)
     if case.is_equalised:
         exponents = reference.exponents_of(reference.statistics_of(weight))
     bias = case.make_bias()
     widened = None if bias is None else bias.float().numpy()
-    return reference.product_bits(case.make_x().float().numpy(), weight, exponents, widened, dtype)
+    x = case.make_x().float().numpy()
+    return as_tensor(reference.product_bits(x, weight, exponents, widened, dtype), dtype)
+
+
+def as_tensor(bits: np.ndarray, dtype: str) -> torch.Tensor:
+    """Numbers from their bits."""
+    signed = bits.view(np.int32 if dtype == "float32" else np.int16)
+    return torch.from_numpy(signed.copy()).view(DTYPES[dtype])
 
 
 # --- bits ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_bits_of_the_specification_with_this_instruction_set(case: Case) -> None:
-    found = bits_of(product(case))
-    np.testing.assert_array_equal(found, expected_bits(case, case.x).view(found.dtype))
+    assert_same(product(case), expected_product(case, case.x))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_of_the_result(dtype: str) -> None:
     case = Case(14, 23, 520, "float32", "float32", "wild", has_bias=True)
-    found = bits_of(product(case, DTYPES[dtype]))
-    np.testing.assert_array_equal(found, expected_bits(case, dtype).view(found.dtype))
+    assert_same(product(case, DTYPES[dtype]), expected_product(case, dtype))
 
 
 def test_digests_with_this_instruction_set() -> None:
@@ -81,8 +79,8 @@ def test_digests_with_this_instruction_set() -> None:
     cases = (*CASES, Case(70, 100, 1000, kind="outliers"), Case(3, 200, 4096, kind="outliers"))
     weights, products = hashlib.sha256(), hashlib.sha256()
     for case in cases:
-        weights.update(bits_of(unpack_weight(packed_weight(case))).tobytes())
-        products.update(bits_of(product(case)).tobytes())
+        weights.update(bits(unpack_weight(packed_weight(case))).numpy().tobytes())
+        products.update(bits(product(case)).numpy().tobytes())
     assert weights.hexdigest() == WEIGHT_DIGEST
     assert products.hexdigest() == PRODUCT_DIGEST
 
@@ -94,9 +92,7 @@ def batch() -> tuple[torch.Tensor, PackedWeight, torch.Tensor]:
     x, weight = case.make_x(), packed_weight(case)
     whole = portable_product(x, weight)
     some = dataclasses.replace(case, outputs=9)
-    expected = expected_bits(some, "bfloat16").view(np.int16)
-    few = portable_product(x, packed_weight(some))
-    np.testing.assert_array_equal(bits_of(few), expected)
+    assert_same(portable_product(x, packed_weight(some)), expected_product(some, "bfloat16"))
     return x, weight, whole
 
 
@@ -106,26 +102,26 @@ Batch = tuple[torch.Tensor, PackedWeight, torch.Tensor]
 def test_every_number_of_rows_with_this_instruction_set(batch: Batch) -> None:
     x, weight, whole = batch
     for rows in range(1, len(x) + 1):
-        assert_same_bits(portable_product(x[:rows], weight), whole[:rows])
-        assert_same_bits(portable_product(x[-rows:], weight), whole[-rows:])
+        assert_same(portable_product(x[:rows], weight), whole[:rows])
+        assert_same(portable_product(x[-rows:], weight), whole[-rows:])
 
 
 def test_rows_in_another_order(batch: Batch) -> None:
     x, weight, whole = batch
     order = torch.from_numpy(np.argsort(integers(len(x), 3)))
-    assert_same_bits(portable_product(x[order], weight), whole[order])
+    assert_same(portable_product(x[order], weight), whole[order])
 
 
 def test_rows_that_lie_apart(batch: Batch) -> None:
     x, weight, whole = batch
     wide = torch.full((len(x), x.shape[1] + 24), torch.nan, dtype=x.dtype)
     wide[:, 8:-16] = x
-    assert_same_bits(portable_product(wide[:, 8:-16], weight), whole)
+    assert_same(portable_product(wide[:, 8:-16], weight), whole)
 
 
 def test_no_rows(batch: Batch) -> None:
     x, weight, whole = batch
-    assert_same_bits(portable_product(x[:0], weight), whole[:0])
+    assert_same(portable_product(x[:0], weight), whole[:0])
 
 
 @pytest.fixture
@@ -144,10 +140,10 @@ def test_every_number_of_threads_with_this_instruction_set(
     x, weight = case.make_x(), packed_weight(case)
     threads(1)
     alone = portable_product(x, weight)
-    assert_same_bits(torch.cat([portable_product(part, weight) for part in x.split(96)]), alone)
+    assert_same(torch.cat([portable_product(part, weight) for part in x.split(96)]), alone)
     for count in (2, 3):
         threads(count)
-        assert_same_bits(portable_product(x, weight), alone)
+        assert_same(portable_product(x, weight), alone)
         assert torch.equal(packed_weight(case).packed, weight.packed)
 
 
@@ -163,7 +159,7 @@ def test_columns_of_the_weight_split_between_cards() -> None:
         portable_product(case.make_x(), pack_weight(half, exponents), part.contiguous())
         for half, part in zip(halves, (bias[:23], bias[23:]), strict=True)
     ]
-    assert_same_bits(torch.cat(parts, dim=1), product(case))
+    assert_same(torch.cat(parts, dim=1), product(case))
 
 
 @pytest.mark.parametrize("inputs", [64, 1000, 2304])
@@ -183,7 +179,7 @@ def test_rows_of_the_weight_split_between_cards_with_this_instruction_set(
         partials.append(portable_product(x[:, columns], part, dtype=torch.float32))
     for dtype in DTYPES.values():
         whole = portable_product(x, pack_weight(weight, exponents), bias, dtype)
-        assert_same_bits(sum_partials(torch.stack(partials), bias, dtype), whole)
+        assert_same(sum_partials(torch.stack(partials), bias, dtype), whole)
 
 
 def test_flushing_subnormals_changes_nothing() -> None:
@@ -194,7 +190,7 @@ def test_flushing_subnormals_changes_nothing() -> None:
         found = product(case)
     finally:
         torch.set_flush_denormal(False)
-    assert_same_bits(found, expected)
+    assert_same(found, expected)
 
 
 def test_lost_rows_leave_the_others_alone() -> None:
@@ -203,35 +199,32 @@ def test_lost_rows_leave_the_others_alone() -> None:
     assert found.isnan().all(1).tolist() == [True] * 6 + [False] * 3
     assert found[6:].isfinite().all()
     x = case.make_x()
-    assert_same_bits(portable_product(x[7:], packed_weight(case)), found[7:])
+    assert_same(portable_product(x[7:], packed_weight(case)), found[7:])
 
 
 # --- numbers in and out --------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rounding_of_results(dtype: str) -> None:
     """Every kind of float32 that a sum can be, and all that lie next to a tie."""
-    words = (integers(200_000, 4) & np.uint64(0xFFFFFFFF)).astype(np.uint32)
     ties = (np.arange(0x10000, dtype=np.uint32) << 16) | 0x8000
     halves = np.arange(0x38000, 0x48000, dtype=np.uint32) << 12
-    bits = np.concatenate([words, ties - 1, ties, ties + 1, halves, halves + 1, halves - 1])
-    exponents = bits >> 23 & 255
-    bits = bits[exponents > 0]  # no sum is subnormal
-    sums = torch.from_numpy(bits.view(np.float32).copy())
-    expected = reference.rounded_bits(sums.numpy(), dtype)
-    found = bits_of(sum_partials(sums.view(1, 1, -1), None, DTYPES[dtype]))
-    np.testing.assert_array_equal(found[0], expected.view(found.dtype))
+    words = np.concatenate([ties - 1, ties, ties + 1, halves, halves + 1, halves - 1])
+    sums = np.concatenate([words.view(np.float32), every_number(torch.float32).numpy()])
+    expected = as_tensor(reference.rounded_bits(sums, dtype), dtype)
+    found = sum_partials(torch.from_numpy(sums).view(1, 1, -1), None, DTYPES[dtype])
+    assert_same(found[0, 0], expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_every_number_of_16_bits(dtype: torch.dtype) -> None:
     """As a bias on a sum of zero."""
-    numbers = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+    numbers = every_number(dtype)
     found = sum_partials(torch.zeros(1, 1, 2**16), numbers)[0]
     expected = numbers.float()
     expected[expected.abs() < 2.0**-103] = 0.0
     expected[expected == 0.0] = 0.0
     expected[expected.isnan()] = torch.nan
-    assert_same_bits(found, expected)
+    assert_same(found, expected)
 
 
 def test_unpacked_weight() -> None:
@@ -305,8 +298,8 @@ def test_error_bound() -> None:
 
 
 def powers_of_ten(rows: int, columns: int) -> torch.Tensor:
-    exponents = (integers(rows * columns, 8) % np.uint64(6)).astype(np.int64)
-    return torch.from_numpy(10.0**-exponents).float().view(rows, columns)
+    exponents = integers(rows * columns, 8) % 6
+    return torch.from_numpy(10.0 ** -exponents.astype(np.float64)).float().view(rows, columns)
 
 
 # --- refusals ------------------------------------------------------------------------------------
@@ -334,13 +327,13 @@ def test_segments(inputs: int, parts: int, segments: int) -> None:
 
 
 PRODUCT_ERRORS = [
-    ({"x": torch.zeros(2, 32).double()}, "x must have dtype float32, float16 or bfloat16, but has"),
+    ({"x": torch.zeros(2, 32).double()}, "x must have dtype float32, bfloat16 or float16, but has"),
     ({"x": torch.zeros(32, 2).t()}, "the last dimension of x must be contiguous, but has stride"),
     ({"x": torch.zeros(32)}, r"x must have 2 dimension\(s\), but has 1."),
     ({"x": torch.zeros(2, 31)}, "x must have 32 columns, as the weight has, but has 31."),
     ({"bias": torch.zeros(5)}, "bias must have one entry for each of the 6 outputs, but has 5."),
-    ({"bias": torch.zeros(6).double()}, "bias must have dtype float32, float16 or bfloat16, but"),
-    ({"dtype": torch.int32}, "dtype must be float32, float16 or bfloat16, but is int32."),
+    ({"bias": torch.zeros(6).double()}, "bias must have dtype float32, bfloat16 or float16, but"),
+    ({"dtype": torch.int32}, "dtype must be float32, bfloat16 or float16, but is int32."),
 ]
 WEIGHT_ERRORS = [
     ({"packed": torch.zeros(64)}, "packed must have dtype uint8, but has float32."),
@@ -351,7 +344,7 @@ WEIGHT_ERRORS = [
     ({"exponents": torch.zeros(32)}, "exponents must have dtype int8, but has float32."),
 ]
 PACK_ERRORS = [
-    ((torch.zeros(4, 8).int(), None), "weight must have dtype float32, float16 or bfloat16, but"),
+    ((torch.zeros(4, 8).int(), None), "weight must have dtype float32, bfloat16 or float16, but"),
     ((torch.zeros(8, 4).t(), None), "weight must be contiguous."),
     ((torch.zeros(0, 8), None), "weight must not be empty, but is 0 x 8."),
     ((torch.zeros(1, 131080), None), "the number of input channels must be in 1..131072, but is"),
@@ -413,7 +406,7 @@ def test_torch_compile() -> None:
         return sum_partials(torch.stack([y, y]), None, torch.bfloat16)
 
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
-    assert_same_bits(compiled(x), layer(x))
+    assert_same(compiled(x), layer(x))
 
 
 def test_opcheck() -> None:

@@ -8,12 +8,12 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from portable_cases import assert_same
 from portable_product_cases import CASES, Case
 
-from vllm.fork_ops import (
+from vllm.fork_ops.portable_product import (
     PackedWeight,
     channel_statistics,
     equalising_exponents,
@@ -63,9 +63,7 @@ def assert_emulation_agrees(case: Case, emulated_product: Product) -> None:
     x, bias = case.make_x(), case.make_bias()
     found = emulated_product(x, packed, bias)
     expected = portable_product(x, packed, bias, torch.float32)
-    np.testing.assert_array_equal(
-        found.view(torch.int32).numpy(), expected.view(torch.int32).numpy()
-    )
+    assert_same(found, expected)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -5,8 +5,11 @@ Importing this package loads the library and needs torch only, none of the engin
 * :mod:`.seen_tokens` - the tokens that a request has seen, and the repetition penalty on them.
 * :mod:`.multinomial` - sampling on CPU with a generator for each request.
 * :mod:`.paged_sdpa` - attention of single tokens to keys and values in pages on CPU.
-* :mod:`.portable_product` - products with a weight that have the same bits everywhere.
 * :mod:`.row_products` - products of single rows with a weight on CPU.
+* :mod:`.portable_functions`, :mod:`.portable_norm`, :mod:`.portable_rotary`,
+  :mod:`.portable_attention`, :mod:`.portable_product`, :mod:`.portable_logits`,
+  :mod:`.portable_sampling` - operations whose bits are specified, in docs/numerics, and the same on
+  every machine.
 * :mod:`.mt19937` - the states of these generators.
 * :mod:`.library` - where the compiled library is found.
 * :mod:`.reference` - the same operators in plain torch.
@@ -15,16 +18,6 @@ Importing this package loads the library and needs torch only, none of the engin
 from .mt19937 import random_state, seeded_state
 from .multinomial import draw_tokens
 from .paged_sdpa import has_paged_sdpa, paged_sdpa
-from .portable_product import (
-    PackedWeight,
-    channel_statistics,
-    equalising_exponents,
-    has_portable_product,
-    pack_weight,
-    portable_product,
-    sum_partials,
-    unpack_weight,
-)
 from .row_products import has_row_products, row_products
 from .seen_tokens import (
     DivisionRule,
@@ -36,23 +29,15 @@ from .seen_tokens import (
 
 __all__ = [
     "DivisionRule",
-    "PackedWeight",
     "apply_repetition_penalty",
-    "channel_statistics",
     "draw_tokens",
-    "equalising_exponents",
     "has_paged_sdpa",
-    "has_portable_product",
     "has_row_products",
     "hf_division_rule",
     "mark_seen_tokens",
     "num_mask_words",
-    "pack_weight",
     "paged_sdpa",
-    "portable_product",
     "random_state",
     "row_products",
     "seeded_state",
-    "sum_partials",
-    "unpack_weight",
 ]

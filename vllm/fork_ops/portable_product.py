@@ -17,23 +17,19 @@ On several cards, a layer whose input channels are split gives partial sums, flo
     part = pack_weight(weight_of_this_card, exponents_of_this_card, parts=num_cards)
     partial = portable_product(x_of_this_card, part, dtype=torch.float32)
     y = sum_partials(torch.stack(partials_of_all_cards), bias, torch.bfloat16)
-
-There is no torch implementation: without the compiled operators every function here fails.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from . import library
+from .portable_library import has_portable_operators
 
 __all__ = [
     "PackedWeight",
     "channel_statistics",
     "equalising_exponents",
-    "has_portable_product",
     "pack_weight",
     "portable_product",
     "sum_partials",
@@ -43,9 +39,7 @@ __all__ = [
 MOST_SEGMENTS = 8
 """Cards that can split the input channels of one layer, at most."""
 
-_is_there = library.load()
-
-if _is_there:
+if has_portable_operators():
 
     @torch.library.register_fake("vllm_fork::channel_statistics")
     def _(weight: torch.Tensor) -> torch.Tensor:
@@ -102,11 +96,6 @@ class PackedWeight:
     segments: int
 
 
-def has_portable_product(device: torch.device) -> bool:
-    """Whether the operators are there for tensors of a device."""
-    return _is_there and device.type == "cpu"
-
-
 def channel_statistics(weight: torch.Tensor) -> torch.Tensor:
     """Return what the magnitudes of each input channel are, in integers.
 
@@ -114,7 +103,7 @@ def channel_statistics(weight: torch.Tensor) -> torch.Tensor:
     split; concatenate those of the parts of a weight whose columns are split.
 
     Args:
-        weight: float32, float16 or bfloat16 [out_features, in_features], contiguous.
+        weight: float32, bfloat16 or float16 [out_features, in_features], contiguous.
 
     Returns:
         int64 [in_features].
@@ -122,7 +111,7 @@ def channel_statistics(weight: torch.Tensor) -> torch.Tensor:
     Raises:
         RuntimeError: the dtype or the shape is wrong.
     """
-    return _operators().channel_statistics(weight)
+    return torch.ops.vllm_fork.channel_statistics(weight)
 
 
 def equalising_exponents(statistics: torch.Tensor) -> torch.Tensor:
@@ -137,7 +126,7 @@ def equalising_exponents(statistics: torch.Tensor) -> torch.Tensor:
     Raises:
         RuntimeError: the dtype or the shape is wrong, or a number is negative.
     """
-    return _operators().equalising_exponents(statistics)
+    return torch.ops.vllm_fork.equalising_exponents(statistics)
 
 
 def pack_weight(
@@ -146,7 +135,7 @@ def pack_weight(
     """Pack a weight, or one of the equal parts of a weight whose input channels are split.
 
     Args:
-        weight: float32, float16 or bfloat16 [out_features, in_features], contiguous.
+        weight: float32, bfloat16 or float16 [out_features, in_features], contiguous.
         exponents: int8 [in_features], from `equalising_exponents`; None for all 0.
         parts: how many such weights side by side are the layer's whole weight; 1, 2, 4 or 8.
 
@@ -166,7 +155,7 @@ def pack_weight(
             f"which cannot be split into {parts} equal parts"
         )
     segments = whole // parts
-    packed = _operators().pack_weight(weight, exponents, segments)
+    packed = torch.ops.vllm_fork.pack_weight(weight, exponents, segments)
     return PackedWeight(packed, exponents, weight.shape[0], in_features, segments)
 
 
@@ -175,7 +164,7 @@ def unpack_weight(weight: PackedWeight) -> torch.Tensor:
 
     They are the weight's own to about 15 bits of the largest in their block.
     """
-    return _operators().unpack_weight(
+    return torch.ops.vllm_fork.unpack_weight(
         weight.packed,
         weight.exponents,
         weight.out_features,
@@ -193,9 +182,9 @@ def portable_product(
     """Multiply rows with a weight: ``torch.nn.functional.linear`` with specified bits.
 
     Args:
-        x: float32, float16 or bfloat16 [n, in_features]; the last dimension is contiguous.
+        x: float32, bfloat16 or float16 [n, in_features]; the last dimension is contiguous.
         weight: from `pack_weight`.
-        bias: float32, float16 or bfloat16 [out_features].
+        bias: float32, bfloat16 or float16 [out_features].
         dtype: of the result, one of these; that of ``x`` if None.
 
     Returns:
@@ -210,7 +199,7 @@ def portable_product(
             f"portable_product: x must have {weight.in_features} columns, as the weight has, "
             f"but has {x.shape[-1]}."
         )
-    return _operators().portable_product(
+    return torch.ops.vllm_fork.portable_product(
         x,
         weight.packed,
         weight.exponents,
@@ -229,7 +218,7 @@ def sum_partials(
     Args:
         partials: float32 [parts, n, out_features], contiguous; `portable_product` of each part in
             float32 and without bias, in the order of the input channels. 1, 2, 4 or 8 parts.
-        bias: float32, float16 or bfloat16 [out_features].
+        bias: float32, bfloat16 or float16 [out_features].
         dtype: of the result, one of these.
 
     Returns:
@@ -238,13 +227,4 @@ def sum_partials(
     Raises:
         RuntimeError: a shape or a dtype is wrong.
     """
-    return _operators().sum_partials(partials, bias, dtype)
-
-
-def _operators() -> Any:
-    if not _is_there:
-        raise RuntimeError(
-            "The portable product needs the compiled operators of this vLLM distribution, and "
-            "they are not available."
-        )
-    return torch.ops.vllm_fork
+    return torch.ops.vllm_fork.sum_partials(partials, bias, dtype)

@@ -1,0 +1,296 @@
+// Attention of up to 16 queries of one sequence and one head of keys and values.
+//
+// The sums of products are integers, so each instruction set takes its own way through them:
+//
+//   Isa::kRows                  how many queries share what is read of a tile
+//   Isa::products<count>(...)   16 sums of each of `count` rows, see Coefficients and Tiles
+//
+// The rest is plain loops of which the compiler makes vectors. Everything here has internal linkage
+// (see portable/macros.h for what goes wrong otherwise).
+#pragma once
+
+#include <algorithm>
+
+#include "../portable/attention.h"
+#include "portable_attention_scratch.h"
+#include "portable_row_loops.h"
+
+namespace vllm_fork {
+namespace {
+
+constexpr int kLanes = 16;
+constexpr int kTilesOfBlock = kBlockTokens / kTileTokens;
+
+// Digits of several tiles. Sum i of a row with coefficients c is that of
+// c[4 * s + j] * digits[s][4 * i + j] over steps s and j in 0..3, where step s is at
+// (s % steps) * stride of tile s / steps.
+struct Tiles {
+  const int8_t* upper[kTilesOfBlock];
+  const int8_t* lower[kTilesOfBlock];
+  int count;
+  int64_t steps;
+  int64_t stride;
+};
+
+// Where the sums of a row go: 16 with the upper digits and 16 with the lower ones.
+struct Sums {
+  int32_t* upper;
+  int32_t* lower;
+};
+
+template <typename Isa>
+struct Attention {
+  // The tokens that a query sees are first..last.
+  struct Sight {
+    int64_t first;
+    int64_t last;
+  };
+
+  // What a row of weights says about itself.
+  struct BlockWeights {
+    int32_t exponent;  // of the largest weight
+    int32_t value_exponent;  // of the largest weight times its value's scale
+    int32_t sum;
+  };
+
+  const AttentionTask& task;
+  const AttentionScratch& scratch;
+  int64_t size;  // of a head
+
+  const ScoreRule& rule(int64_t r) const { return task.rules[(task.first_query + r) % task.heads]; }
+
+  int64_t position(int64_t r) const {
+    return task.first_token + (task.first_query + r) / task.heads;
+  }
+
+  Sight sight(int64_t r) const {
+    const int64_t last = position(r);
+    const int64_t window = rule(r).window;
+    return {window > 0 ? std::max<int64_t>(0, last - window + 1) : 0, last};
+  }
+
+  Sums sums(int64_t r) const {
+    int32_t* start = scratch.products + r * 2 * scratch.width;
+    return {start, start + scratch.width};
+  }
+
+  void run() {
+    for (int64_t r = 0; r < task.count; ++r) prepare_query(r);
+    const int64_t first = sight(0).first / kSuperblockTokens;
+    const int64_t last = sight(task.count - 1).last / kSuperblockTokens;
+    for (int64_t s = first; s <= last; ++s) add_superblock(s * kSuperblockTokens);
+    for (int64_t r = 0; r < task.count; ++r) finish(r);
+  }
+
+  void prepare_query(int64_t r) {
+    const uint32_t scale =
+        RowLoops<Isa>::quantise(task.queries + r * size, scratch.queries.integers + r * size, size);
+    split(scratch.queries, r);
+    scratch.is_valid[r] = scale != kInvalidScale;
+    scratch.factors[r] = rule(r).factor * float_of((scratch.is_valid[r] ? scale : 0) << 23);
+    scratch.total.clear(r);
+  }
+
+  // Fills in the digits and the sum of a row.
+  static void split(const CoefficientRows& rows, int64_t r) {
+    const int64_t width = rows.size;
+    const int16_t* __restrict integers = rows.integers + r * width;
+    int8_t* __restrict upper = rows.upper + r * width;
+    int8_t* __restrict lower = rows.lower + r * width;
+    int32_t sum = 0;
+    for (int64_t i = 0; i < width; ++i) {
+      sum += integers[i];
+      upper[i] = static_cast<int8_t>(upper_digit(integers[i]));
+      lower[i] = static_cast<int8_t>(integers[i]);
+    }
+    rows.sums[r] = sum;
+  }
+
+  void add_superblock(int64_t start) {
+    for (int64_t r = 0; r < task.count; ++r) scratch.superblock.clear(r);
+    const int64_t end = std::min(start + kSuperblockTokens, sight(task.count - 1).last + 1);
+    const int64_t first = std::max(start, sight(0).first / kBlockTokens * kBlockTokens);
+    for (int64_t block = first; block < end; block += kBlockTokens) add_block(block);
+    for (int64_t r = 0; r < task.count; ++r) merge_superblock(r);
+  }
+
+  void merge_superblock(int64_t r) {
+    const Gathered& coming = scratch.superblock.sums[r];
+    if (coming.exponent == kUnseen) return;
+    Gathered& there = scratch.total.sums[r];
+    const Rescaling by(there.exponent, coming.exponent);
+    float* __restrict values = scratch.total.values_of(r);
+    const float* __restrict added = scratch.superblock.values_of(r);
+    there.exponent = by.exponent;
+    there.sum = there.sum * by.kept + coming.sum * by.added;
+    for (int64_t d = 0; d < size; ++d) values[d] = values[d] * by.kept + added[d] * by.added;
+  }
+
+  void add_block(int64_t block) {
+    const uint8_t* places[kTilesOfBlock];
+    const int64_t end = std::min(block + kBlockTokens, sight(task.count - 1).last + 1);
+    const auto count = static_cast<int>((end - block + kTileTokens - 1) / kTileTokens);
+    for (int i = 0; i < count; ++i) places[i] = tile(block / kTileTokens + i);
+    int64_t r = 0;
+    for (; r + Isa::kRows <= task.count; r += Isa::kRows) {
+      add_rows<Isa::kRows>(block, places, count, r);
+    }
+    for (; r < task.count; ++r) add_rows<1>(block, places, count, r);
+  }
+
+  const uint8_t* tile(int64_t number) const {
+    const int64_t page = task.pages[number / task.page_tiles];
+    return task.cache + page * task.page_stride + number % task.page_tiles * task.layout.bytes();
+  }
+
+  template <int kCount>
+  void add_rows(int64_t block, const uint8_t* const* places, int count, int64_t row) {
+    // Rows come in the order of their tokens: the last sees the latest, the first the earliest.
+    if (sight(row + kCount - 1).last < block) return;
+    if (sight(row).first >= block + kBlockTokens) return;
+    key_products<kCount>(places, count, row);
+    BlockWeights weights[kCount];
+    for (int m = 0; m < kCount; ++m) weights[m] = weigh(block, places, count, row + m);
+    value_products<kCount>(places, count, row);
+    for (int m = 0; m < kCount; ++m) gather(weights[m], row + m);
+  }
+
+  template <int kCount>
+  void key_products(const uint8_t* const* places, int count, int64_t row) {
+    Coefficients queries[kCount];
+    Sums out[kCount];
+    for (int m = 0; m < kCount; ++m) queries[m] = scratch.queries[row + m];
+    for (int i = 0; i < count; ++i) {
+      const auto* keys = reinterpret_cast<const int8_t*>(places[i] + task.layout.keys());
+      const Tiles tiles{{keys}, {keys + task.layout.digits()}, 1, size / 4, 4 * kTileTokens};
+      for (int m = 0; m < kCount; ++m) {
+        out[m] = sums(row + m);
+        out[m].upper += i * kLanes;
+        out[m].lower += i * kLanes;
+      }
+      Isa::template products<kCount>(queries, tiles, out);
+    }
+  }
+
+  template <int kCount>
+  void value_products(const uint8_t* const* places, int count, int64_t row) {
+    Coefficients weights[kCount];
+    Sums out[kCount];
+    for (int m = 0; m < kCount; ++m) weights[m] = scratch.weights[row + m];
+    for (int64_t d = 0; d < size; d += kLanes) {
+      Tiles tiles{{}, {}, count, 4, 4 * size};
+      for (int i = 0; i < count; ++i) {
+        tiles.upper[i] =
+            reinterpret_cast<const int8_t*>(places[i] + task.layout.values()) + 4 * d;
+        tiles.lower[i] = tiles.upper[i] + task.layout.digits();
+      }
+      for (int m = 0; m < kCount; ++m) {
+        out[m] = sums(row + m);
+        out[m].upper += d;
+        out[m].lower += d;
+      }
+      Isa::template products<kCount>(weights, tiles, out);
+    }
+  }
+
+  // Turns the products of a row into weights.
+  BlockWeights weigh(int64_t block, const uint8_t* const* places, int count, int64_t r) {
+    const Sight seen = sight(r);
+    const auto first = static_cast<int32_t>(std::max<int64_t>(0, seen.first - block));
+    const auto last = static_cast<int32_t>(std::min<int64_t>(kBlockTokens - 1, seen.last - block));
+    alignas(64) uint8_t key_scales[kBlockTokens] = {};
+    alignas(64) uint8_t value_scales[kBlockTokens] = {};
+    for (int i = 0; i < count; ++i) {
+      std::memcpy(key_scales + i * kTileTokens, places[i] + task.layout.key_scales(), kTileTokens);
+      std::memcpy(value_scales + i * kTileTokens, places[i] + task.layout.value_scales(),
+                  kTileTokens);
+    }
+    const Sums products = sums(r);
+    const ScoreRule& how = rule(r);
+    const float factor = scratch.factors[r];
+    const auto distance = static_cast<int32_t>(block - seen.last);
+    float fractions[kBlockTokens];
+    int32_t exponents[kBlockTokens];
+    int32_t invalid = 0;
+    for (int32_t t = 0; t < kBlockTokens; ++t) {
+      const float product = joined(products.upper[t], products.lower[t]);
+      const float x = score(product, key_scales[t], factor, how.cap, how.slope,
+                            static_cast<float>(distance + t));
+      const Weight weight(x);
+      const bool is_seen = (t >= first) & (t <= last);
+      fractions[t] = weight.fraction;
+      exponents[t] = is_seen ? weight.exponent : kUnseen;
+      const bool is_invalid = (key_scales[t] == kInvalidScale) | (value_scales[t] == kInvalidScale);
+      invalid |= is_seen & is_invalid ? 1 : 0;
+    }
+    if (invalid != 0) scratch.is_valid[r] = false;
+    return weigh(fractions, exponents, value_scales, r);
+  }
+
+  BlockWeights weigh(const float* fractions, const int32_t* exponents, const uint8_t* value_scales,
+                     int64_t r) {
+    BlockWeights block{kUnseen, kUnseen, 0};
+    for (int t = 0; t < kBlockTokens; ++t) {
+      const int32_t weighted = exponents[t] + value_scales[t];
+      block.exponent = exponents[t] > block.exponent ? exponents[t] : block.exponent;
+      block.value_exponent = weighted > block.value_exponent ? weighted : block.value_exponent;
+    }
+    int16_t* __restrict integers = scratch.weights.integers + r * kBlockTokens;
+    for (int t = 0; t < kBlockTokens; ++t) {
+      const int32_t weighted = exponents[t] + value_scales[t];
+      // Of a token that is not seen both are 0, also where none is seen.
+      const bool is_seen = exponents[t] != kUnseen;
+      const int32_t in_sum = weight_in_sum(fractions[t], exponents[t] - block.exponent);
+      const int32_t of_value = weight_of_value(fractions[t], weighted - block.value_exponent);
+      block.sum += is_seen ? in_sum : 0;
+      integers[t] = static_cast<int16_t>(is_seen ? of_value : 0);
+    }
+    split(scratch.weights, r);
+    return block;
+  }
+
+  // Adds a block's weighted values to what a row has gathered of the superblock.
+  void gather(const BlockWeights& block, int64_t r) {
+    if (block.exponent == kUnseen) return;
+    Gathered& there = scratch.superblock.sums[r];
+    const Rescaling by(there.exponent, block.exponent);
+    const Sums products = sums(r);
+    const int32_t* __restrict upper = products.upper;
+    const int32_t* __restrict lower = products.lower;
+    float* __restrict values = scratch.superblock.values_of(r);
+    const float unit = power_of_two(unit_of_values(block.value_exponent, by.exponent));
+    const float kept = by.kept;
+    for (int64_t d = 0; d < size; ++d) {
+      values[d] = values[d] * kept + joined(upper[d], lower[d]) * unit;
+    }
+    const float sum_unit = power_of_two(unit_of_sum(block.exponent, by.exponent));
+    there.sum = there.sum * kept + static_cast<float>(block.sum) * sum_unit;
+    there.exponent = by.exponent;
+  }
+
+  void finish(int64_t r) {
+    Gathered& all = scratch.total.sums[r];
+    float* __restrict values = scratch.total.values_of(r);
+    bool is_valid = scratch.is_valid[r];
+    if (task.sinks != nullptr) {
+      const float sink = task.sinks[(task.first_query + r) % task.heads];
+      is_valid = is_valid && magnitude(sink) < float_of(kInfinityBits);
+      add_sink(all, values, is_valid ? sink : 0.0f);
+    }
+    float* __restrict out = task.out + r * size;
+    const float sum = is_valid ? all.sum : float_of(kNanBits);
+    for (int64_t d = 0; d < size; ++d) out[d] = values[d] / sum;
+  }
+
+  // A token without a value, whose score is given.
+  void add_sink(Gathered& all, float* __restrict values, float sink) {
+    const Weight weight(bounded_score(sink * kLog2E));
+    const Rescaling by(all.exponent, weight.exponent);
+    all.exponent = by.exponent;
+    all.sum = all.sum * by.kept + weight.fraction * by.added;
+    for (int64_t d = 0; d < size; ++d) values[d] = values[d] * by.kept + 0.0f;  // -0 becomes 0
+  }
+};
+
+}  // namespace
+}  // namespace vllm_fork
