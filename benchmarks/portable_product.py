@@ -2,9 +2,9 @@
 
     python -m benchmarks.portable_product [--json FILE]
 
-* portable: ``vllm.fork_ops.portable_product`` with bfloat16 activations, weight and result;
+* ours: ``vllm.fork_ops.portable_product`` with bfloat16 activations, weight and result;
 * bf16: ``torch.nn.functional.linear`` of the same;
-* bf16 packed: the same product of oneDNN with a weight that was reordered for it once, which is
+* packed: the same product of oneDNN with a weight that was reordered for it once, which is
   what upstream's CPU backend does at load time; where PyTorch has that;
 * fp32: ``torch.nn.functional.linear`` in float32, the other way to get more than bfloat16's bits.
 
@@ -40,7 +40,7 @@ from vllm.fork_ops.portable_product import (
     portable_product,
 )
 
-PORTABLE = "portable"
+PORTABLE = "ours"
 REFERENCE = "bf16"
 MAX_ERROR = 3e-3  # relative, after rounding to bfloat16
 
@@ -100,7 +100,7 @@ class Layer:
             reorder = torch.ops.mkldnn._reorder_linear_weight
             linear = torch.ops.mkldnn._linear_pointwise
             reordered = [reorder(copy, len(x)) for copy in self.bf16]
-            sides["bf16 packed"] = lambda i: linear(x, reordered[i % count], None, "none", [], "")
+            sides["packed"] = lambda i: linear(x, reordered[i % count], None, "none", [], "")
         return sides
 
 

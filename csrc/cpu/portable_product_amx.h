@@ -6,6 +6,8 @@
 //   load<Tile>(source, stride)  rows `stride` bytes apart
 //   store<Tile>(target, stride)
 //   dot<Sum, A, B>()            TDPBSSD: int32 Sum[m][n] += int8 A[m][4 k + i] * B[k][4 n + i]
+//   add_row(sums, high, mixed, words, row_scale)
+//                               add_block_sum for the 16 outputs that have these block words
 //
 // A step is 64 input channels. If a block has no multiple of them, the digits of activations are
 // filled up with zeros, and what a tile then reads behind the block's weights does not matter.
@@ -44,30 +46,53 @@ struct AmxKernel {
     }
   }
 
+  // The matrix unit would wait while sums are scaled and added up. So that is done for the 16 rows
+  // before, a part after each step.
   static void add_block(const BlockWork& work) {
+    Sums sums[2];
     const uint8_t* digits = work.digits;
-    for (int64_t m = 0; m < work.rows; m += kRowsTogether, digits += work.row_bytes) {
-      Sums sums;
+    int64_t m = 0;
+    for (; m < work.rows; m += kRowsTogether, digits += work.row_bytes) {
+      const int64_t index = m / kRowsTogether;
+      const Finish before{work, m - kRowsTogether, sums[(index + 1) % 2]};
       if (work.panels == 1) {
-        multiply_one(work, digits, sums);
+        multiply_one(work, digits, before, sums[index % 2]);
       } else {
-        multiply_two(work, digits, sums);
+        multiply_two(work, digits, before, sums[index % 2]);
       }
-      const int64_t rows = std::min(kRowsTogether, work.rows - m);
-      for (int64_t n = 0; n < work.panels; ++n) finish(work, m, rows, n, sums);
     }
+    const Finish last{work, m - kRowsTogether, sums[(m / kRowsTogether + 1) % 2]};
+    for (int64_t g = 0; g < work.groups; g += kStepGroups) last.do_part(g);
   }
+
+  // What is left to do of 16 rows. There are none before the first.
+  struct Finish {
+    const BlockWork& work;
+    int64_t first;
+    const Sums& sums;
+
+    // The part of the rows that belongs to a step, which begins with group g.
+    VLLM_FORK_INLINE void do_part(int64_t g) const {
+      const int64_t steps = divide_up(work.groups, kStepGroups);
+      const int64_t step = g / kStepGroups;
+      const int64_t rows = first < 0 ? 0 : std::min(kRowsTogether, work.rows - first);
+      for (int64_t n = 0; n < work.panels; ++n) {
+        finish(work, first, rows * step / steps, rows * (step + 1) / steps, n, sums);
+      }
+    }
+  };
 
   // Tiles 0 and 1 are the first panel's sums, 2 and 3 the second's, 4 and 5 the digits of
   // activations, 6 and 7 those of the weight.
   VLLM_FORK_INLINE static void multiply_one(const BlockWork& work, const uint8_t* digits,
-                                            Sums& sums) {
+                                            const Finish& before, Sums& sums) {
     Tiles::template zero<0>();
     Tiles::template zero<1>();
     const uint8_t* weights = work.weights + kWordBytes;
     for (int64_t g = 0; g < work.groups; g += kStepGroups) {
       load_digits(digits);
       add_panel<0, 1>(weights);
+      before.do_part(g);
       digits += kDigits * kTileBytes;
       weights += kStepGroups * kGroupBytes;
     }
@@ -75,7 +100,7 @@ struct AmxKernel {
   }
 
   VLLM_FORK_INLINE static void multiply_two(const BlockWork& work, const uint8_t* digits,
-                                            Sums& sums) {
+                                            const Finish& before, Sums& sums) {
     Tiles::template zero<0>();
     Tiles::template zero<1>();
     Tiles::template zero<2>();
@@ -85,6 +110,7 @@ struct AmxKernel {
       load_digits(digits);
       add_panel<0, 1>(weights);
       add_panel<2, 3>(weights + work.panel_bytes);
+      before.do_part(g);
       digits += kDigits * kTileBytes;
       weights += kStepGroups * kGroupBytes;
     }
@@ -112,20 +138,14 @@ struct AmxKernel {
     Tiles::template store<kMixed>(sums.values[panel][1], kPanel * sizeof(int32_t));
   }
 
-  VLLM_FORK_INLINE static void finish(const BlockWork& work, int64_t first, int64_t rows,
-                                      int64_t panel, const Sums& sums) {
-    int32_t words[kPanel];
-    std::memcpy(words, work.weights + panel * work.panel_bytes, sizeof words);
-    float weight_scales[kPanel];
-    for (int64_t n = 0; n < kPanel; ++n) weight_scales[n] = float_of(scale_bits(words[n]));
-    for (int64_t m = 0; m < rows; ++m) {
+  // Scales and adds up the sums of rows [begin, end) of the 16 from `first` on.
+  VLLM_FORK_INLINE static void finish(const BlockWork& work, int64_t first, int64_t begin,
+                                      int64_t end, int64_t panel, const Sums& sums) {
+    const uint8_t* words = work.weights + panel * work.panel_bytes;
+    for (int64_t m = begin; m < end; ++m) {
       const float row_scale = work.row_scales[(first + m) * work.scale_stride];
       float* target = work.sums + ((first + m) * work.panels + panel) * kPanel;
-      const int32_t* high = sums.values[panel][0][m];
-      const int32_t* mixed = sums.values[panel][1][m];
-      for (int64_t n = 0; n < kPanel; ++n) {
-        target[n] = add_block_sum(target[n], high[n], mixed[n], weight_scales[n], row_scale);
-      }
+      Tiles::add_row(target, sums.values[panel][0][m], sums.values[panel][1][m], words, row_scale);
     }
   }
 };
