@@ -23,6 +23,12 @@ VLLM_FORK_INLINE __m512i four(const uint8_t* digits) {
   return _mm512_set1_epi32(bytes);
 }
 
+// In assembly, since around the intrinsic GCC 12 copies and spills sums: half the speed.
+VLLM_FORK_INLINE __m512i add_dot(__m512i sum, __m512i unsigned_bytes, __m512i signed_bytes) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(unsigned_bytes), "v"(signed_bytes));
+  return sum;
+}
+
 template <int kRows, int kPanels>
 struct Sums {
   __m512i high[kRows][kPanels];   // high * high
@@ -44,10 +50,10 @@ struct Sums {
 
   VLLM_FORK_INLINE void add(int m, int n, __m512i x_high, __m512i x_low, __m512i w_high,
                             __m512i w_low) {
-    high[m][n] = _mm512_dpbusd_epi32(high[m][n], x_high, w_high);
-    mixed[m][n] = _mm512_dpbusd_epi32(mixed[m][n], x_high, w_low);
+    high[m][n] = add_dot(high[m][n], x_high, w_high);
+    mixed[m][n] = add_dot(mixed[m][n], x_high, w_low);
     __m512i& last = kHasOther ? other[m][n] : mixed[m][n];
-    last = _mm512_dpbusd_epi32(last, x_low, w_high);
+    last = add_dot(last, x_low, w_high);
   }
 
   VLLM_FORK_INLINE __m512i block(int m, int n) const {
