@@ -16,11 +16,13 @@ struct Vector {
   }
   VLLM_FORK_INLINE static __m256i zero() { return _mm256_setzero_si256(); }
   VLLM_FORK_INLINE static __m256i broadcast(int32_t value) { return _mm256_set1_epi32(value); }
-  VLLM_FORK_INLINE static __m256i add(__m256i a, __m256i b) { return _mm256_add_epi32(a, b); }
   VLLM_FORK_INLINE static __m256i add16(__m256i a, __m256i b) { return _mm256_add_epi16(a, b); }
   VLLM_FORK_INLINE static __m256i times_256(__m256i a) { return _mm256_slli_epi16(a, 8); }
-  VLLM_FORK_INLINE static __m256i multiply_pairs(__m256i a, __m256i b) {
-    return _mm256_madd_epi16(a, b);
+  // In assembly, since GCC 12 computes all products before it adds them, and spills sums.
+  VLLM_FORK_INLINE static __m256i add_products(__m256i sum, __m256i a, __m256i b) {
+    __m256i products;
+    asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sum), "=&x"(products) : "x"(a), "x"(b));
+    return sum;
   }
 
   struct EvenBytes {

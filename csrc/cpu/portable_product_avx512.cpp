@@ -13,11 +13,10 @@ struct Vector {
   VLLM_FORK_INLINE static __m512i load(const uint8_t* bytes) { return _mm512_load_si512(bytes); }
   VLLM_FORK_INLINE static __m512i zero() { return _mm512_setzero_si512(); }
   VLLM_FORK_INLINE static __m512i broadcast(int32_t value) { return _mm512_set1_epi32(value); }
-  VLLM_FORK_INLINE static __m512i add(__m512i a, __m512i b) { return _mm512_add_epi32(a, b); }
   VLLM_FORK_INLINE static __m512i add16(__m512i a, __m512i b) { return _mm512_add_epi16(a, b); }
   VLLM_FORK_INLINE static __m512i times_256(__m512i a) { return _mm512_slli_epi16(a, 8); }
-  VLLM_FORK_INLINE static __m512i multiply_pairs(__m512i a, __m512i b) {
-    return _mm512_madd_epi16(a, b);
+  VLLM_FORK_INLINE static __m512i add_products(__m512i sum, __m512i a, __m512i b) {
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
   }
 
   struct EvenBytes {

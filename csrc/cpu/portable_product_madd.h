@@ -99,8 +99,8 @@ struct MaddKernel {
       const Integers x_high = pair(rows + m * row_bytes, odd);
       const Integers x_low = pair(rows + m * row_bytes, 2 + odd);
       for (int v = 0; v < kVectors; ++v) {
-        sums[m][v] = Vector::add(sums[m][v], Vector::multiply_pairs(both[v], x_high));
-        sums[m][v] = Vector::add(sums[m][v], Vector::multiply_pairs(wide_high[v], x_low));
+        sums[m][v] = Vector::add_products(sums[m][v], both[v], x_high);
+        sums[m][v] = Vector::add_products(sums[m][v], wide_high[v], x_low);
       }
     }
   }
