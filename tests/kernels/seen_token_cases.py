@@ -13,10 +13,12 @@ VOCABULARIES = (1, 31, 32, 33, 4096, 49953, 128256)
 PENALTIES = (0.5, 1.0, 1.05, 1.1, 1.2, 1.3, 2.0, 10.0)
 
 # What the CPU has, best first: one that has the first has those behind it.
-ALL_ISAS = ("avx512", "avx2", "scalar")
+ALL_ISAS = ("avx512vnni", "avx512", "avx2", "scalar")
 BEST_ISA = {"AVX512": "avx512", "AVX2": "avx2"}.get(
     torch.backends.cpu.get_cpu_capability(), "scalar"
 )
+if BEST_ISA == "avx512" and torch.cpu._is_vnni_supported():
+    BEST_ISA = "avx512vnni"
 ISA_VARIABLE = "VLLM_FORK_CPU_ISA"
 
 DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
