@@ -11,9 +11,8 @@ namespace {
 
 constexpr const char* kAppend = "portable_append";
 constexpr const char* kAttention = "portable_attention";
-constexpr int64_t kLargestHead = 256;
 
-// The cache: uint8 [blocks, heads, bytes of a block], a block being tiles one after the other.
+// The cache: uint8 [blocks, heads, bytes of a block], see TileLayout.
 struct Cache {
   TileLayout layout;
   uint8_t* start;
@@ -32,9 +31,15 @@ struct Cache {
 
   int64_t block_size() const { return page_tiles * kTileTokens; }
 
-  uint8_t* tile(int64_t slot, int64_t head) const {
-    return start + slot / block_size() * page_stride + head * head_stride +
-           slot % block_size() / kTileTokens * layout.bytes();
+  uint8_t* page(int64_t slot, int64_t head) const {
+    return start + slot / block_size() * page_stride + head * head_stride;
+  }
+  uint8_t* digits(int64_t slot, int64_t head) const {
+    return page(slot, head) + slot % block_size() / kTileTokens * layout.digit_bytes();
+  }
+  uint8_t* scales(int64_t slot, int64_t head) const {
+    return page(slot, head) + page_tiles * layout.digit_bytes() +
+           slot % block_size() / kTileTokens * layout.scale_bytes();
   }
 };
 
@@ -77,10 +82,15 @@ void check_append(const Tensor& keys, const Tensor& values, const Tensor& cache,
 }
 
 // Makes integers of one row, and returns their scale.
-uint32_t quantise(const Tensor& x, int64_t token, int64_t head, float* row, int16_t* integers) {
+uint8_t quantise(const Tensor& x, int64_t token, int64_t head, float* row, int16_t* integers) {
   const int64_t size = x.size(2);
   Numbers(x).read(token * x.stride(0) + head * x.stride(1), row, size);
-  return chosen_isa().operations->quantise(row, integers, size);
+  return static_cast<uint8_t>(chosen_isa().operations->quantise(row, integers, size));
+}
+
+void write_digits(uint8_t* place, int64_t to_lower, int32_t integer) {
+  place[0] = static_cast<uint8_t>(upper_digit(integer));
+  place[to_lower] = static_cast<uint8_t>(lower_digit(integer));
 }
 
 void portable_append(Tensor keys, Tensor values, Tensor cache, Tensor slots) {
@@ -96,20 +106,15 @@ void portable_append(Tensor keys, Tensor values, Tensor cache, Tensor slots) {
     auto* integers = reinterpret_cast<int16_t*>(row + size);
     const int64_t token = slot[i] % kTileTokens;
     for (int64_t head = 0; head < heads; ++head) {
-      uint8_t* tile = places.tile(slot[i], head);
-      const uint32_t key_scale = quantise(keys, i, head, row, integers);
-      tile[layout.key_scales() + token] = static_cast<uint8_t>(key_scale);
+      uint8_t* digits = places.digits(slot[i], head);
+      uint8_t* scales = places.scales(slot[i], head) + token;
+      scales[0] = quantise(keys, i, head, row, integers);
       for (int64_t d = 0; d < size; ++d) {
-        uint8_t* place = tile + layout.keys() + layout.key_place(token, d);
-        place[0] = static_cast<uint8_t>(upper_digit(integers[d]));
-        place[layout.digits()] = static_cast<uint8_t>(lower_digit(integers[d]));
+        write_digits(digits + layout.key_place(token, d), layout.digits(), integers[d]);
       }
-      const uint32_t value_scale = quantise(values, i, head, row, integers);
-      tile[layout.value_scales() + token] = static_cast<uint8_t>(value_scale);
+      scales[kTileTokens] = quantise(values, i, head, row, integers);
       for (int64_t d = 0; d < size; ++d) {
-        uint8_t* place = tile + layout.values() + layout.value_place(token, d);
-        place[0] = static_cast<uint8_t>(upper_digit(integers[d]));
-        place[layout.digits()] = static_cast<uint8_t>(lower_digit(integers[d]));
+        write_digits(digits + layout.value_place(token, d), layout.digits(), integers[d]);
       }
     }
   });
