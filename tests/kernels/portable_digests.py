@@ -74,8 +74,9 @@ def attention_results() -> Results:
 
 def vocabulary_results() -> Results:
     for dtype in DTYPES:
-        yield f"log_softmax {dtype}", portable_log_softmax(
-            numbers(3, 50001, seed=8, dtype=dtype, scale=32.0)
+        yield (
+            f"log_softmax {dtype}",
+            portable_log_softmax(numbers(3, 50001, seed=8, dtype=dtype, scale=32.0)),
         )
     logits = numbers(6, 50001, seed=9, dtype=torch.bfloat16, scale=16.0)
     yield "argmax", portable_argmax(logits)

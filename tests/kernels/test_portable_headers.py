@@ -48,7 +48,7 @@ __global__ void attention(float* x, int32_t* n) {
 
 @pytest.mark.parametrize("architecture", [80, 90, 120])
 def test_ptx(tmp_path: Path, architecture: int) -> None:
-    """Rounded operations alone: none approximate, none flushing, none fused but where it says so."""
+    """Rounded operations alone: none approximates, flushes, or is fused where it should not be."""
     source, output = tmp_path / "program.cu", tmp_path / "program.ptx"
     source.write_text(PROGRAM)
     command = [str(NVCC), "-ptx", "-std=c++17", "-O3", "-fmad=false", f"-I{CSRC}"]
