@@ -81,41 +81,59 @@ void check_append(const Tensor& keys, const Tensor& values, const Tensor& cache,
   }
 }
 
-// Makes integers of one row, and returns their scale.
-uint8_t quantise(const Tensor& x, int64_t token, int64_t head, float* row, int16_t* integers) {
-  const int64_t size = x.size(2);
-  Numbers(x).read(token * x.stride(0) + head * x.stride(1), row, size);
-  return static_cast<uint8_t>(chosen_isa().operations->quantise(row, integers, size));
-}
+// A token's keys and values of one head on their way to the cache.
+struct Writer {
+  const TileLayout& layout;
+  int64_t token;  // of the tile
+  uint8_t* digits;
+  uint8_t* scales;
+  float* numbers;  // [size]
+  CoefficientRow& row;
 
-void write_digits(uint8_t* place, int64_t to_lower, int32_t integer) {
-  place[0] = static_cast<uint8_t>(upper_digit(integer));
-  place[to_lower] = static_cast<uint8_t>(lower_digit(integer));
-}
+  void quantise(const Tensor& x, int64_t index, int64_t head, uint8_t* scale) const {
+    Numbers(x).read(index * x.stride(0) + head * x.stride(1), numbers, layout.size);
+    *scale = static_cast<uint8_t>(chosen_isa().operations->quantise(numbers, row, layout.size));
+  }
+
+  void write_keys(const Tensor& keys, int64_t index, int64_t head) const {
+    quantise(keys, index, head, scales + token);
+    uint8_t* place = digits + layout.key_place(token, 0);
+    for (int64_t d = 0; d < layout.size; d += 4, place += 4 * kTileTokens) {
+      std::memcpy(place, row.upper + d, 4);
+      std::memcpy(place + layout.digits(), row.lower + d, 4);
+    }
+  }
+
+  void write_values(const Tensor& values, int64_t index, int64_t head) const {
+    quantise(values, index, head, scales + kTileTokens + token);
+    uint8_t* place = digits + layout.value_place(token, 0);
+    for (int64_t d = 0; d < layout.size; ++d, place += 4) {
+      place[0] = static_cast<uint8_t>(row.upper[d]);
+      place[layout.digits()] = static_cast<uint8_t>(row.lower[d]);
+    }
+  }
+};
 
 void portable_append(Tensor keys, Tensor values, Tensor cache, Tensor slots) {
   check_append(keys, values, cache, slots);
   const int64_t heads = keys.size(1);
   const int64_t size = keys.size(2);
   const Cache places(cache, size);
-  const TileLayout& layout = places.layout;
   const auto* slot = slots.const_data_ptr<int64_t>();
   for_each_row(keys.size(0), 2 * heads * size, [&](int64_t i) {
     if (slot[i] < 0) return;
-    float* row = scratch_floats(2 * size);
-    auto* integers = reinterpret_cast<int16_t*>(row + size);
-    const int64_t token = slot[i] % kTileTokens;
+    Parts parts(scratch_bytes(sizeof(CoefficientRow) + kLargestHead * sizeof(float)));
+    auto& row = *parts.take<CoefficientRow>(1);
+    auto* numbers = parts.take<float>(size);
     for (int64_t head = 0; head < heads; ++head) {
-      uint8_t* digits = places.digits(slot[i], head);
-      uint8_t* scales = places.scales(slot[i], head) + token;
-      scales[0] = quantise(keys, i, head, row, integers);
-      for (int64_t d = 0; d < size; ++d) {
-        write_digits(digits + layout.key_place(token, d), layout.digits(), integers[d]);
-      }
-      scales[kTileTokens] = quantise(values, i, head, row, integers);
-      for (int64_t d = 0; d < size; ++d) {
-        write_digits(digits + layout.value_place(token, d), layout.digits(), integers[d]);
-      }
+      const Writer writer{places.layout,
+                          slot[i] % kTileTokens,
+                          places.digits(slot[i], head),
+                          places.scales(slot[i], head),
+                          numbers,
+                          row};
+      writer.write_keys(keys, i, head);
+      writer.write_values(values, i, head);
     }
   });
 }

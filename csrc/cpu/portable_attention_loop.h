@@ -68,9 +68,8 @@ struct Attention {
   }
 
   void prepare_query(int64_t r) {
-    CoefficientRow& row = scratch.queries[r];
-    const uint32_t scale = RowLoops<Isa>::quantise(task.queries + r * size, row.integers, size);
-    row.split(size);
+    const float* query_row = task.queries + r * size;
+    const uint32_t scale = RowLoops<Isa>::quantise(query_row, scratch.queries[r], size);
     const int64_t query = task.first_query + r;
     const ScoreRule& rule = task.rules[query % task.heads];
     const int64_t last = task.first_token + query / task.heads;
