@@ -11,9 +11,8 @@ namespace {
 
 constexpr const char* kAppend = "portable_append";
 constexpr const char* kAttention = "portable_attention";
-constexpr int64_t kLargestHead = 256;
 
-// The cache: uint8 [blocks, heads, bytes of a block], a block being tiles one after the other.
+// The cache: uint8 [blocks, heads, bytes of a block], see TileLayout.
 struct Cache {
   TileLayout layout;
   uint8_t* start;
@@ -32,9 +31,15 @@ struct Cache {
 
   int64_t block_size() const { return page_tiles * kTileTokens; }
 
-  uint8_t* tile(int64_t slot, int64_t head) const {
-    return start + slot / block_size() * page_stride + head * head_stride +
-           slot % block_size() / kTileTokens * layout.bytes();
+  uint8_t* page(int64_t slot, int64_t head) const {
+    return start + slot / block_size() * page_stride + head * head_stride;
+  }
+  uint8_t* digits(int64_t slot, int64_t head) const {
+    return page(slot, head) + slot % block_size() / kTileTokens * layout.digit_bytes();
+  }
+  uint8_t* scales(int64_t slot, int64_t head) const {
+    return page(slot, head) + page_tiles * layout.digit_bytes() +
+           slot % block_size() / kTileTokens * layout.scale_bytes();
   }
 };
 
@@ -76,41 +81,59 @@ void check_append(const Tensor& keys, const Tensor& values, const Tensor& cache,
   }
 }
 
-// Makes integers of one row, and returns their scale.
-uint32_t quantise(const Tensor& x, int64_t token, int64_t head, float* row, int16_t* integers) {
-  const int64_t size = x.size(2);
-  Numbers(x).read(token * x.stride(0) + head * x.stride(1), row, size);
-  return chosen_isa().operations->quantise(row, integers, size);
-}
+// A token's keys and values of one head on their way to the cache.
+struct Writer {
+  const TileLayout& layout;
+  int64_t token;  // of the tile
+  uint8_t* digits;
+  uint8_t* scales;
+  float* numbers;  // [size]
+  CoefficientRow& row;
+
+  void quantise(const Tensor& x, int64_t index, int64_t head, uint8_t* scale) const {
+    Numbers(x).read(index * x.stride(0) + head * x.stride(1), numbers, layout.size);
+    *scale = static_cast<uint8_t>(chosen_isa().operations->quantise(numbers, row, layout.size));
+  }
+
+  void write_keys(const Tensor& keys, int64_t index, int64_t head) const {
+    quantise(keys, index, head, scales + token);
+    uint8_t* place = digits + layout.key_place(token, 0);
+    for (int64_t d = 0; d < layout.size; d += 4, place += 4 * kTileTokens) {
+      std::memcpy(place, row.upper + d, 4);
+      std::memcpy(place + layout.digits(), row.lower + d, 4);
+    }
+  }
+
+  void write_values(const Tensor& values, int64_t index, int64_t head) const {
+    quantise(values, index, head, scales + kTileTokens + token);
+    uint8_t* place = digits + layout.value_place(token, 0);
+    for (int64_t d = 0; d < layout.size; ++d, place += 4) {
+      place[0] = static_cast<uint8_t>(row.upper[d]);
+      place[layout.digits()] = static_cast<uint8_t>(row.lower[d]);
+    }
+  }
+};
 
 void portable_append(Tensor keys, Tensor values, Tensor cache, Tensor slots) {
   check_append(keys, values, cache, slots);
   const int64_t heads = keys.size(1);
   const int64_t size = keys.size(2);
   const Cache places(cache, size);
-  const TileLayout& layout = places.layout;
   const auto* slot = slots.const_data_ptr<int64_t>();
   for_each_row(keys.size(0), 2 * heads * size, [&](int64_t i) {
     if (slot[i] < 0) return;
-    float* row = scratch_floats(2 * size);
-    auto* integers = reinterpret_cast<int16_t*>(row + size);
-    const int64_t token = slot[i] % kTileTokens;
+    Parts parts(scratch_bytes(sizeof(CoefficientRow) + kLargestHead * sizeof(float)));
+    auto& row = *parts.take<CoefficientRow>(1);
+    auto* numbers = parts.take<float>(size);
     for (int64_t head = 0; head < heads; ++head) {
-      uint8_t* tile = places.tile(slot[i], head);
-      const uint32_t key_scale = quantise(keys, i, head, row, integers);
-      tile[layout.key_scales() + token] = static_cast<uint8_t>(key_scale);
-      for (int64_t d = 0; d < size; ++d) {
-        uint8_t* place = tile + layout.keys() + layout.key_place(token, d);
-        place[0] = static_cast<uint8_t>(upper_digit(integers[d]));
-        place[layout.digits()] = static_cast<uint8_t>(lower_digit(integers[d]));
-      }
-      const uint32_t value_scale = quantise(values, i, head, row, integers);
-      tile[layout.value_scales() + token] = static_cast<uint8_t>(value_scale);
-      for (int64_t d = 0; d < size; ++d) {
-        uint8_t* place = tile + layout.values() + layout.value_place(token, d);
-        place[0] = static_cast<uint8_t>(upper_digit(integers[d]));
-        place[layout.digits()] = static_cast<uint8_t>(lower_digit(integers[d]));
-      }
+      const Writer writer{places.layout,
+                          slot[i] % kTileTokens,
+                          places.digits(slot[i], head),
+                          places.scales(slot[i], head),
+                          numbers,
+                          row};
+      writer.write_keys(keys, i, head);
+      writer.write_values(values, i, head);
     }
   });
 }

@@ -72,6 +72,7 @@ Tensor portable_norm(Tensor x, std::optional<Tensor> residual, std::optional<Ten
   const int64_t size = x.size(-1);
   const Numbers source(x);
   const Numbers target(result);
+  const DefaultFloatEnvironment environment;
   const Parameters parameters(weight, bias, weight_offset, epsilon);
   const PortableOperations& operations = *chosen_isa().operations;
   const auto normalise = is_centred ? operations.layer_norm : operations.rms_norm;

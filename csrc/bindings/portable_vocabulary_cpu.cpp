@@ -76,19 +76,36 @@ uint64_t rank_of(float logit, int64_t index) {
 
 int64_t index_of(uint64_t rank) { return 0xffffffffu - static_cast<uint32_t>(rank); }
 
-std::vector<uint64_t>& ranks_of(const float* row, int64_t count) {
+// The first `count` of a row, in order.
+//
+// Of groups of numbers, as many as are asked for have a largest one that is at least the bound, so
+// that no number below it is among the first: few groups are looked at.
+const std::vector<uint64_t>& first_ranks(const float* row, int64_t size, int64_t count) {
+  thread_local std::vector<int32_t> keys;
+  thread_local std::vector<int32_t> bounds;
   thread_local std::vector<uint64_t> ranks;
+  const int64_t groups = (size + kKeysAtOnce - 1) / kKeysAtOnce;
+  keys.resize(groups);
+  chosen_isa().operations->largest_keys(row, size, keys.data());
+  int32_t bound = std::numeric_limits<int32_t>::min();
+  if (count <= groups) {
+    bounds = keys;
+    std::nth_element(bounds.begin(), bounds.begin() + count - 1, bounds.end(), std::greater<>());
+    bound = bounds[count - 1];
+  }
+  ranks.clear();
+  for (int64_t group = 0; group < groups; ++group) {
+    if (keys[group] < bound) continue;
+    const int64_t end = std::min(size, (group + 1) * kKeysAtOnce);
+    for (int64_t i = group * kKeysAtOnce; i < end; ++i) {
+      if (ordered_key(row[i]) >= bound) ranks.push_back(rank_of(row[i], i));
+    }
+  }
+  const auto last = ranks.begin() + count;
+  if (last < ranks.end()) std::nth_element(ranks.begin(), last, ranks.end(), std::greater<>());
   ranks.resize(count);
-  for (int64_t i = 0; i < count; ++i) ranks[i] = rank_of(row[i], i);
+  std::sort(ranks.begin(), ranks.end(), std::greater<>());
   return ranks;
-}
-
-// Sorts the first `count` of what is left.
-using Position = std::vector<uint64_t>::iterator;
-
-void sort_first(Position begin, Position end, int64_t count) {
-  if (begin + count < end) std::nth_element(begin, begin + count, end, std::greater<>());
-  std::sort(begin, begin + count, std::greater<>());
 }
 
 std::tuple<Tensor, Tensor> portable_top_k(Tensor logits, int64_t k) {
@@ -100,8 +117,7 @@ std::tuple<Tensor, Tensor> portable_top_k(Tensor logits, int64_t k) {
   const Numbers target(values);
   auto* places = indices.mutable_data_ptr<int64_t>();
   for_each_row_of(logits, [&](int64_t i, float* row) {
-    std::vector<uint64_t>& ranks = ranks_of(row, vocab);
-    sort_first(ranks.begin(), ranks.end(), k);
+    const std::vector<uint64_t>& ranks = first_ranks(row, vocab, k);
     float* chosen = row + vocab;
     for (int64_t j = 0; j < k; ++j) {
       places[i * k + j] = index_of(ranks[j]);
@@ -121,38 +137,53 @@ struct Restriction {
 
 constexpr float kRemoved = -std::numeric_limits<float>::infinity();
 
-void keep_only(float* row, int64_t count, int64_t index) {
-  const float logit = row[index];
+// The logits of the first `kept` stay; `scratch` has room for as many.
+void keep_first(float* row, int64_t count, const std::vector<uint64_t>& ranks, int64_t kept,
+                float* scratch) {
+  for (int64_t j = 0; j < kept; ++j) scratch[j] = row[index_of(ranks[j])];
   std::fill(row, row + count, kRemoved);
-  row[index] = logit;
+  for (int64_t j = 0; j < kept; ++j) row[index_of(ranks[j])] = scratch[j];
 }
 
-// The rest keeps its logits: first the k of the highest rank, then as many of these as it takes for
-// their probabilities to reach top_p of the sum of all.
-void keep_first(float* row, const float* probabilities, int64_t count, const Restriction& rule) {
-  std::vector<uint64_t>& ranks = ranks_of(row, count);
-  int64_t left = count;
-  if (rule.top_k > 0 && rule.top_k < count) {
-    left = rule.top_k;
-    std::nth_element(ranks.begin(), ranks.begin() + left, ranks.end(), std::greater<>());
+// How many of the ranks it takes for their probabilities to reach a bound; one more than there are
+// if all do not.
+int64_t reaching(const std::vector<uint64_t>& ranks, const float* probabilities, double bound) {
+  double before = 0.0;
+  int64_t kept = 0;
+  for (const uint64_t rank : ranks) {
+    if (kept > 0 && before >= bound) return kept;
+    before += probability_count(probabilities[index_of(rank)]);
+    ++kept;
   }
-  if (rule.top_p < 1.0f) {
-    double sum = 0.0;
-    for (int64_t j = 0; j < left; ++j) sum += probability_count(probabilities[index_of(ranks[j])]);
-    const double bound = sum * static_cast<double>(rule.top_p);
-    double before = 0.0;
-    int64_t kept = 0;
-    for (int64_t sorted = 0; kept < left && (kept == 0 || before < bound); ++kept) {
-      if (kept == sorted) {  // most often few are enough
-        const int64_t more = std::min(left - sorted, std::max<int64_t>(64, 7 * sorted));
-        sort_first(ranks.begin() + sorted, ranks.begin() + left, more);
-        sorted += more;
-      }
-      before += probability_count(probabilities[index_of(ranks[kept])]);
+  return before >= bound ? kept : kept + 1;
+}
+
+// Of the first `limit`, those stay that it takes to reach top_p of their probability. Most often
+// these are few.
+void keep_top_p(float* row, float* probabilities, int64_t count, int64_t limit, float top_p) {
+  double sum = 0.0;
+  if (limit == count) {
+    sum = chosen_isa().operations->sum_of_counts(probabilities, count);
+  } else {
+    for (const uint64_t rank : first_ranks(row, count, limit)) {
+      sum += probability_count(probabilities[index_of(rank)]);
     }
-    left = kept;
   }
-  for (int64_t j = left; j < count; ++j) row[index_of(ranks[j])] = kRemoved;
+  const double bound = sum * static_cast<double>(top_p);
+  for (int64_t tried = std::min<int64_t>(limit, 128);; tried = std::min(limit, 8 * tried)) {
+    const std::vector<uint64_t>& ranks = first_ranks(row, count, tried);
+    const int64_t kept = reaching(ranks, probabilities, bound);
+    if (kept > tried && tried < limit) continue;
+    return keep_first(row, count, ranks, std::min(kept, tried), probabilities);
+  }
+}
+
+void remove_improbable(float* row, float* probabilities, int64_t count, float min_p) {
+  for (int64_t i = 0; i < count; ++i) {
+    const bool is_kept = probabilities[i] >= min_p;
+    row[i] = is_kept ? row[i] : kRemoved;
+    probabilities[i] = is_kept ? probabilities[i] : 0.0f;
+  }
 }
 
 // A row without a largest finite logit stays as it is.
@@ -160,18 +191,23 @@ void restrict_row(float* row, float* probabilities, int64_t count, const Restric
   const PortableOperations& operations = *chosen_isa().operations;
   const int64_t best = operations.argmax(row, count);
   if (!std::isfinite(row[best])) return;
-  if (rule.temperature == 0.0f) return keep_only(row, count, best);
+  if (rule.temperature == 0.0f) {
+    const float logit = row[best];
+    std::fill(row, row + count, kRemoved);
+    row[best] = logit;
+    return;
+  }
   operations.divide(row, rule.temperature, count);
   if (!std::isfinite(row[best])) return;
-  const bool has_order = (rule.top_k > 0 && rule.top_k < count) || rule.top_p < 1.0f;
-  if (rule.min_p == 0.0f && !has_order) return;
-  operations.relative_probabilities(row, row[best], probabilities, count);
-  for (int64_t i = 0; i < count; ++i) {
-    if (probabilities[i] >= rule.min_p) continue;
-    row[i] = kRemoved;
-    probabilities[i] = 0.0f;
+  const int64_t limit = rule.top_k > 0 && rule.top_k < count ? rule.top_k : count;
+  if (rule.min_p > 0.0f || rule.top_p < 1.0f) {
+    operations.relative_probabilities(row, row[best], probabilities, count);
   }
-  if (has_order) keep_first(row, probabilities, count, rule);
+  if (rule.min_p > 0.0f) remove_improbable(row, probabilities, count, rule.min_p);
+  if (rule.top_p < 1.0f) return keep_top_p(row, probabilities, count, limit, rule.top_p);
+  if (limit < count) {
+    keep_first(row, count, first_ranks(row, count, limit), limit, probabilities);
+  }
 }
 
 void check_filter(const Tensor& logits, const Tensor& temperatures, const Tensor& top_k,

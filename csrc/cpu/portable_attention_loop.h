@@ -3,7 +3,7 @@
 // The sums of products are integers, so each instruction set takes its own way through them:
 //
 //   Isa::kRows                  how many queries share what is read of a tile
-//   Isa::products<count>(...)   16 sums of each of `count` rows, see Coefficients and Tiles
+//   Isa::products<count>(...)   16 sums of each of `count` rows, see CoefficientRow and Tiles
 //
 // The rest is plain loops of which the compiler makes vectors. Everything here has internal linkage
 // (see portable/macros.h for what goes wrong otherwise).
@@ -40,12 +40,6 @@ struct Sums {
 
 template <typename Isa>
 struct Attention {
-  // The tokens that a query sees are first..last.
-  struct Sight {
-    int64_t first;
-    int64_t last;
-  };
-
   // What a row of weights says about itself.
   struct BlockWeights {
     int32_t exponent;  // of the largest weight
@@ -57,59 +51,39 @@ struct Attention {
   const AttentionScratch& scratch;
   int64_t size;  // of a head
 
-  const ScoreRule& rule(int64_t r) const { return task.rules[(task.first_query + r) % task.heads]; }
+  const QueryFacts& first_facts() const { return scratch.facts[0]; }
+  const QueryFacts& last_facts() const { return scratch.facts[task.count - 1]; }
 
-  int64_t position(int64_t r) const {
-    return task.first_token + (task.first_query + r) / task.heads;
-  }
-
-  Sight sight(int64_t r) const {
-    const int64_t last = position(r);
-    const int64_t window = rule(r).window;
-    return {window > 0 ? std::max<int64_t>(0, last - window + 1) : 0, last};
-  }
-
-  Sums sums(int64_t r) const {
-    int32_t* start = scratch.products + r * 2 * scratch.width;
+  Sums sums(int64_t r, int64_t first) const {
+    int32_t* start = scratch.products + r * 2 * scratch.width + first;
     return {start, start + scratch.width};
   }
 
   void run() {
     for (int64_t r = 0; r < task.count; ++r) prepare_query(r);
-    const int64_t first = sight(0).first / kSuperblockTokens;
-    const int64_t last = sight(task.count - 1).last / kSuperblockTokens;
+    const int64_t first = first_facts().first / kSuperblockTokens;
+    const int64_t last = last_facts().last / kSuperblockTokens;
     for (int64_t s = first; s <= last; ++s) add_superblock(s * kSuperblockTokens);
     for (int64_t r = 0; r < task.count; ++r) finish(r);
   }
 
   void prepare_query(int64_t r) {
-    const uint32_t scale =
-        RowLoops<Isa>::quantise(task.queries + r * size, scratch.queries.integers + r * size, size);
-    split(scratch.queries, r);
+    const float* query_row = task.queries + r * size;
+    const uint32_t scale = RowLoops<Isa>::quantise(query_row, scratch.queries[r], size);
+    const int64_t query = task.first_query + r;
+    const ScoreRule& rule = task.rules[query % task.heads];
+    const int64_t last = task.first_token + query / task.heads;
+    const int64_t first = rule.window > 0 ? std::max<int64_t>(0, last - rule.window + 1) : 0;
     scratch.is_valid[r] = scale != kInvalidScale;
-    scratch.factors[r] = rule(r).factor * float_of((scratch.is_valid[r] ? scale : 0) << 23);
+    const float unit = float_of((scale == kInvalidScale ? 0 : scale) << 23);
+    scratch.facts[r] = {first, last, &rule, rule.factor * unit};
     scratch.total.clear(r);
-  }
-
-  // Fills in the digits and the sum of a row.
-  static void split(const CoefficientRows& rows, int64_t r) {
-    const int64_t width = rows.size;
-    const int16_t* __restrict integers = rows.integers + r * width;
-    int8_t* __restrict upper = rows.upper + r * width;
-    int8_t* __restrict lower = rows.lower + r * width;
-    int32_t sum = 0;
-    for (int64_t i = 0; i < width; ++i) {
-      sum += integers[i];
-      upper[i] = static_cast<int8_t>(upper_digit(integers[i]));
-      lower[i] = static_cast<int8_t>(integers[i]);
-    }
-    rows.sums[r] = sum;
   }
 
   void add_superblock(int64_t start) {
     for (int64_t r = 0; r < task.count; ++r) scratch.superblock.clear(r);
-    const int64_t end = std::min(start + kSuperblockTokens, sight(task.count - 1).last + 1);
-    const int64_t first = std::max(start, sight(0).first / kBlockTokens * kBlockTokens);
+    const int64_t end = std::min(start + kSuperblockTokens, last_facts().last + 1);
+    const int64_t first = std::max(start, first_facts().first / kBlockTokens * kBlockTokens);
     for (int64_t block = first; block < end; block += kBlockTokens) add_block(block);
     for (int64_t r = 0; r < task.count; ++r) merge_superblock(r);
   }
@@ -126,89 +100,84 @@ struct Attention {
     for (int64_t d = 0; d < size; ++d) values[d] = values[d] * by.kept + added[d] * by.added;
   }
 
+  // The tiles of a block of tokens, wherever they are in the cache.
+  struct Places {
+    const int8_t* digits[kTilesOfBlock];
+    const uint8_t* scales[kTilesOfBlock];
+    int count;
+  };
+
   void add_block(int64_t block) {
-    const uint8_t* places[kTilesOfBlock];
-    const int64_t end = std::min(block + kBlockTokens, sight(task.count - 1).last + 1);
-    const auto count = static_cast<int>((end - block + kTileTokens - 1) / kTileTokens);
-    for (int i = 0; i < count; ++i) places[i] = tile(block / kTileTokens + i);
+    const int64_t end = std::min(block + kBlockTokens, last_facts().last + 1);
+    Places places;
+    places.count = static_cast<int>((end - block + kTileTokens - 1) / kTileTokens);
+    for (int i = 0; i < places.count; ++i) find(block / kTileTokens + i, places, i);
     int64_t r = 0;
-    for (; r + Isa::kRows <= task.count; r += Isa::kRows) {
-      add_rows<Isa::kRows>(block, places, count, r);
-    }
-    for (; r < task.count; ++r) add_rows<1>(block, places, count, r);
+    for (; r + Isa::kRows <= task.count; r += Isa::kRows) add_rows<Isa::kRows>(block, places, r);
+    for (; r < task.count; ++r) add_rows<1>(block, places, r);
   }
 
-  const uint8_t* tile(int64_t number) const {
-    const int64_t page = task.pages[number / task.page_tiles];
-    return task.cache + page * task.page_stride + number % task.page_tiles * task.layout.bytes();
+  void find(int64_t tile, Places& places, int i) const {
+    const uint8_t* page = task.cache + task.pages[tile / task.page_tiles] * task.page_stride;
+    const int64_t place = tile % task.page_tiles;
+    const TileLayout& layout = task.layout;
+    places.digits[i] = reinterpret_cast<const int8_t*>(page) + place * layout.digit_bytes();
+    places.scales[i] =
+        page + task.page_tiles * layout.digit_bytes() + place * layout.scale_bytes();
   }
 
   template <int kCount>
-  void add_rows(int64_t block, const uint8_t* const* places, int count, int64_t row) {
+  void add_rows(int64_t block, const Places& places, int64_t row) {
     // Rows come in the order of their tokens: the last sees the latest, the first the earliest.
-    if (sight(row + kCount - 1).last < block) return;
-    if (sight(row).first >= block + kBlockTokens) return;
-    key_products<kCount>(places, count, row);
+    if (scratch.facts[row + kCount - 1].last < block) return;
+    if (scratch.facts[row].first >= block + kBlockTokens) return;
+    key_products<kCount>(places, row);
     BlockWeights weights[kCount];
-    for (int m = 0; m < kCount; ++m) weights[m] = weigh(block, places, count, row + m);
-    value_products<kCount>(places, count, row);
+    for (int m = 0; m < kCount; ++m) weights[m] = weigh(block, places, row + m);
+    value_products<kCount>(places, row);
     for (int m = 0; m < kCount; ++m) gather(weights[m], row + m);
   }
 
   template <int kCount>
-  void key_products(const uint8_t* const* places, int count, int64_t row) {
-    Coefficients queries[kCount];
+  void key_products(const Places& places, int64_t row) {
     Sums out[kCount];
-    for (int m = 0; m < kCount; ++m) queries[m] = scratch.queries[row + m];
-    for (int i = 0; i < count; ++i) {
-      const auto* keys = reinterpret_cast<const int8_t*>(places[i] + task.layout.keys());
+    for (int i = 0; i < places.count; ++i) {
+      const int8_t* keys = places.digits[i];
       const Tiles tiles{{keys}, {keys + task.layout.digits()}, 1, size / 4, 4 * kTileTokens};
-      for (int m = 0; m < kCount; ++m) {
-        out[m] = sums(row + m);
-        out[m].upper += i * kLanes;
-        out[m].lower += i * kLanes;
-      }
-      Isa::template products<kCount>(queries, tiles, out);
+      for (int m = 0; m < kCount; ++m) out[m] = sums(row + m, i * kLanes);
+      Isa::template products<kCount>(scratch.queries + row, tiles, out);
     }
   }
 
   template <int kCount>
-  void value_products(const uint8_t* const* places, int count, int64_t row) {
-    Coefficients weights[kCount];
+  void value_products(const Places& places, int64_t row) {
     Sums out[kCount];
-    for (int m = 0; m < kCount; ++m) weights[m] = scratch.weights[row + m];
     for (int64_t d = 0; d < size; d += kLanes) {
-      Tiles tiles{{}, {}, count, 4, 4 * size};
-      for (int i = 0; i < count; ++i) {
-        tiles.upper[i] =
-            reinterpret_cast<const int8_t*>(places[i] + task.layout.values()) + 4 * d;
+      Tiles tiles{{}, {}, places.count, 4, 4 * size};
+      for (int i = 0; i < places.count; ++i) {
+        tiles.upper[i] = places.digits[i] + task.layout.values() + 4 * d;
         tiles.lower[i] = tiles.upper[i] + task.layout.digits();
       }
-      for (int m = 0; m < kCount; ++m) {
-        out[m] = sums(row + m);
-        out[m].upper += d;
-        out[m].lower += d;
-      }
-      Isa::template products<kCount>(weights, tiles, out);
+      for (int m = 0; m < kCount; ++m) out[m] = sums(row + m, d);
+      Isa::template products<kCount>(scratch.weights + row, tiles, out);
     }
   }
 
   // Turns the products of a row into weights.
-  BlockWeights weigh(int64_t block, const uint8_t* const* places, int count, int64_t r) {
-    const Sight seen = sight(r);
-    const auto first = static_cast<int32_t>(std::max<int64_t>(0, seen.first - block));
-    const auto last = static_cast<int32_t>(std::min<int64_t>(kBlockTokens - 1, seen.last - block));
+  BlockWeights weigh(int64_t block, const Places& places, int64_t r) {
+    const QueryFacts& query = scratch.facts[r];
+    const auto first = static_cast<int32_t>(std::max<int64_t>(0, query.first - block));
+    const auto last = static_cast<int32_t>(std::min<int64_t>(kBlockTokens - 1, query.last - block));
     alignas(64) uint8_t key_scales[kBlockTokens] = {};
     alignas(64) uint8_t value_scales[kBlockTokens] = {};
-    for (int i = 0; i < count; ++i) {
-      std::memcpy(key_scales + i * kTileTokens, places[i] + task.layout.key_scales(), kTileTokens);
-      std::memcpy(value_scales + i * kTileTokens, places[i] + task.layout.value_scales(),
-                  kTileTokens);
+    for (int i = 0; i < places.count; ++i) {
+      std::memcpy(key_scales + i * kTileTokens, places.scales[i], kTileTokens);
+      std::memcpy(value_scales + i * kTileTokens, places.scales[i] + kTileTokens, kTileTokens);
     }
-    const Sums products = sums(r);
-    const ScoreRule& how = rule(r);
-    const float factor = scratch.factors[r];
-    const auto distance = static_cast<int32_t>(block - seen.last);
+    const Sums products = sums(r, 0);
+    const ScoreRule how = *query.rule;
+    const float factor = query.factor;
+    const auto distance = static_cast<int32_t>(block - query.last);
     float fractions[kBlockTokens];
     int32_t exponents[kBlockTokens];
     int32_t invalid = 0;
@@ -235,7 +204,8 @@ struct Attention {
       block.exponent = exponents[t] > block.exponent ? exponents[t] : block.exponent;
       block.value_exponent = weighted > block.value_exponent ? weighted : block.value_exponent;
     }
-    int16_t* __restrict integers = scratch.weights.integers + r * kBlockTokens;
+    CoefficientRow& row = scratch.weights[r];
+    int16_t* __restrict integers = row.integers;
     for (int t = 0; t < kBlockTokens; ++t) {
       const int32_t weighted = exponents[t] + value_scales[t];
       // Of a token that is not seen both are 0, also where none is seen.
@@ -245,7 +215,7 @@ struct Attention {
       block.sum += is_seen ? in_sum : 0;
       integers[t] = static_cast<int16_t>(is_seen ? of_value : 0);
     }
-    split(scratch.weights, r);
+    row.split(kBlockTokens);
     return block;
   }
 
@@ -254,7 +224,7 @@ struct Attention {
     if (block.exponent == kUnseen) return;
     Gathered& there = scratch.superblock.sums[r];
     const Rescaling by(there.exponent, block.exponent);
-    const Sums products = sums(r);
+    const Sums products = sums(r, 0);
     const int32_t* __restrict upper = products.upper;
     const int32_t* __restrict lower = products.lower;
     float* __restrict values = scratch.superblock.values_of(r);

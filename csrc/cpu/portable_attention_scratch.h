@@ -29,32 +29,32 @@ class Parts {
   int64_t used_ = 0;
 };
 
-// A row of 16-bit integers, whole and in digits, and their sum.
-struct Coefficients {
-  const int16_t* integers;
-  const int8_t* upper;
-  const int8_t* lower;
+// A row of 16-bit integers, whole and in digits, and their sum. The arrays have a size that the
+// compiler knows, so that one address leads to all digits of several rows.
+struct alignas(64) CoefficientRow {
+  int8_t upper[kLargestHead];
+  int8_t lower[kLargestHead];
+  int16_t integers[kLargestHead];
   int32_t sum;
+
+  // Fills in the digits and the sum of the first `size` integers.
+  VLLM_FORK_INLINE void split(int64_t size) {
+    int32_t total = 0;
+    for (int64_t i = 0; i < size; ++i) {
+      total += integers[i];
+      upper[i] = static_cast<int8_t>(upper_digit(integers[i]));
+      lower[i] = static_cast<int8_t>(integers[i]);
+    }
+    sum = total;
+  }
 };
 
-// A row for each query.
-struct CoefficientRows {
-  int64_t size;
-  int16_t* integers;
-  int8_t* upper;
-  int8_t* lower;
-  int32_t* sums;
-
-  VLLM_FORK_INLINE CoefficientRows(Parts& parts, int64_t row_size)
-      : size(row_size),
-        integers(parts.take<int16_t>(kMaxQueries * size)),
-        upper(parts.take<int8_t>(kMaxQueries * size)),
-        lower(parts.take<int8_t>(kMaxQueries * size)),
-        sums(parts.take<int32_t>(kMaxQueries)) {}
-
-  VLLM_FORK_INLINE Coefficients operator[](int64_t row) const {
-    return {integers + row * size, upper + row * size, lower + row * size, sums[row]};
-  }
+// What does not change about a query: the tokens that it sees are first..last.
+struct QueryFacts {
+  int64_t first;
+  int64_t last;
+  const ScoreRule* rule;
+  float factor;  // of scores
 };
 
 // What each query has gathered of some tokens.
@@ -78,22 +78,22 @@ struct GatheredRows {
 };
 
 struct AttentionScratch {
-  CoefficientRows queries;
-  CoefficientRows weights;
+  QueryFacts* facts;
+  bool* is_valid;  // no number that is not finite has been met
+  CoefficientRow* queries;
+  CoefficientRow* weights;  // of the tokens of a block
   GatheredRows superblock;
   GatheredRows total;
-  float* factors;  // of scores
-  bool* is_valid;
-  int64_t width;   // of a row of products
+  int64_t width;  // of a row of products
   int32_t* products;
 
   VLLM_FORK_INLINE AttentionScratch(Parts& parts, int64_t size)
-      : queries(parts, size),
-        weights(parts, kBlockTokens),
+      : facts(parts.take<QueryFacts>(kMaxQueries)),
+        is_valid(parts.take<bool>(kMaxQueries)),
+        queries(parts.take<CoefficientRow>(kMaxQueries)),
+        weights(parts.take<CoefficientRow>(kMaxQueries)),
         superblock(parts, size),
         total(parts, size),
-        factors(parts.take<float>(kMaxQueries)),
-        is_valid(parts.take<bool>(kMaxQueries)),
         width(size > kBlockTokens ? size : kBlockTokens),
         products(parts.take<int32_t>(kMaxQueries * 2 * width)) {}
 };

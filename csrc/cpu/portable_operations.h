@@ -54,7 +54,10 @@ struct AttentionTask {
   const int32_t* pages;    // the sequence's blocks
 };
 
+struct CoefficientRow;  // see portable_attention_scratch.h
+
 constexpr int kMaxQueries = 16;
+constexpr int64_t kKeysAtOnce = 64;
 
 struct PortableOperations {
   void (*widen)(Format format, const void* source, float* target, int64_t count);
@@ -68,17 +71,21 @@ struct PortableOperations {
   // x [2 * half], the pairs (j, half + j) or, interleaved, (2 * j, 2 * j + 1).
   void (*rotate)(float* x, const float* cosines, const float* sines, int64_t half,
                  bool is_interleaved);
-  // The scale of a row, and its integers.
-  uint32_t (*quantise)(const float* x, int16_t* integers, int64_t size);
+  // Makes integers of a row, and returns their scale.
+  uint32_t (*quantise)(const float* x, CoefficientRow& row, int64_t size);
   // With attention_scratch_bytes(head size) of memory, at a multiple of 64 bytes.
   void (*attend)(const AttentionTask& task, std::byte* memory);
   // The lowest index among the largest, the first NaN being larger than all.
   int64_t (*argmax)(const float* x, int64_t count);
+  // The largest key (see ordered_key.h) of each kKeysAtOnce numbers, of which the last may be fewer.
+  void (*largest_keys)(const float* x, int64_t count, int32_t* keys);
   // x - ln(sum of e^x), in place; NaN everywhere if one is NaN or +infinity, or all are -infinity.
   void (*log_softmax)(float* x, int64_t count);
   // e^(x - largest) in `probabilities`.
   void (*relative_probabilities)(const float* x, float largest, float* probabilities,
                                  int64_t count);
+  // The sum of what probabilities count, exact.
+  double (*sum_of_counts)(const float* probabilities, int64_t count);
   // x plus Gumbel noise of (seed, position, index), in place; -infinity stays.
   void (*add_noise)(float* x, int64_t seed, int64_t position, int64_t count);
 };

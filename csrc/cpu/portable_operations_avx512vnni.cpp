@@ -21,7 +21,7 @@ struct Avx512Vnni {
 
   // One row alone has too few sums to keep the multipliers busy: it gets a second set.
   template <int kCount>
-  static void products(const Coefficients* rows, const Tiles& tiles, const Sums* out) {
+  static void products(const CoefficientRow* rows, const Tiles& tiles, const Sums* out) {
     constexpr int kSets = kCount == 1 ? 2 : 1;
     Accumulators sums[kCount][kSets];
     int64_t place = 0;
@@ -56,7 +56,7 @@ struct Avx512Vnni {
         _mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sums), digits, coefficients));
   }
 
-  static void add(Accumulators& to, __m512i upper, __m512i lower, const Coefficients& row,
+  static void add(Accumulators& to, __m512i upper, __m512i lower, const CoefficientRow& row,
                   int64_t place) {
     const __m512i row_upper = four(row.upper + place);
     const __m512i row_lower = four(row.lower + place);

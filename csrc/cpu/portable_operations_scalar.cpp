@@ -8,7 +8,7 @@ struct Scalar {
   static constexpr int kRows = 1;
 
   template <int kCount>
-  static void products(const Coefficients* rows, const Tiles& tiles, const Sums* out) {
+  static void products(const CoefficientRow* rows, const Tiles& tiles, const Sums* out) {
     for (int m = 0; m < kCount; ++m) {
       sum(rows[m].integers, tiles.upper, tiles, out[m].upper);
       sum(rows[m].integers, tiles.lower, tiles, out[m].lower);

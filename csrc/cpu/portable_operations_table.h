@@ -18,10 +18,12 @@ struct Table {
   }
 
   static constexpr PortableOperations operations() {
-    return {Rows::widen,    Rows::narrow,   Rows::apply,      Rows::multiply,
-            Rows::add,      Rows::divide,   Rows::rms_norm,   Rows::layer_norm,
-            Rows::rotate,   Rows::quantise, attend,           Rows::argmax,
-            Rows::log_softmax, Rows::relative_probabilities, Rows::add_noise};
+    return {Rows::widen,         Rows::narrow,       Rows::apply,
+            Rows::multiply,      Rows::add,          Rows::divide,
+            Rows::rms_norm,      Rows::layer_norm,   Rows::rotate,
+            Rows::quantise,      attend,             Rows::argmax,
+            Rows::largest_keys,  Rows::log_softmax,  Rows::relative_probabilities,
+            Rows::sum_of_counts, Rows::add_noise};
   }
 };
 

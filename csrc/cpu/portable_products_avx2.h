@@ -14,7 +14,7 @@ struct WidenedProducts {
   static constexpr int kQuarters = 4;  // of 16 sums: a register holds two halves of four
 
   template <int kCount>
-  static void products(const Coefficients* rows, const Tiles& tiles, const Sums* out) {
+  static void products(const CoefficientRow* rows, const Tiles& tiles, const Sums* out) {
     for (int m = 0; m < kCount; ++m) sum(rows[m].integers, tiles, out[m]);
   }
 

@@ -10,7 +10,7 @@
 #include "../portable/ordered_key.h"
 #include "../portable/rotary.h"
 #include "../portable/vocabulary.h"
-#include "portable_operations.h"
+#include "portable_attention_scratch.h"
 
 namespace vllm_fork {
 namespace {
@@ -117,7 +117,8 @@ struct RowLoops {
     }
   }
 
-  static uint32_t quantise(const float* __restrict x, int16_t* __restrict integers, int64_t size) {
+  static uint32_t quantise(const float* __restrict x, CoefficientRow& row, int64_t size) {
+    int16_t* __restrict integers = row.integers;
     int32_t largest = 0;
     for (int64_t d = 0; d < size; ++d) {
       const auto bits = static_cast<int32_t>(bits_of(magnitude(x[d])));
@@ -130,6 +131,7 @@ struct RowLoops {
       const uint32_t rounded = bits_of(x[d] * factor + kRounder);
       integers[d] = static_cast<int16_t>(row_scale == kInvalidScale ? 0 : rounded);
     }
+    row.split(size);
     return row_scale;
   }
 
@@ -140,6 +142,13 @@ struct RowLoops {
       largest = key > largest ? key : largest;
     }
     return largest;
+  }
+
+  static void largest_keys(const float* x, int64_t count, int32_t* keys) {
+    for (int64_t start = 0; start < count; start += kKeysAtOnce) {
+      const int64_t size = kKeysAtOnce < count - start ? kKeysAtOnce : count - start;
+      keys[start / kKeysAtOnce] = largest_key(x + start, size);
+    }
   }
 
   static int64_t argmax(const float* x, int64_t count) {
@@ -163,17 +172,34 @@ struct RowLoops {
                             : float_of(static_cast<uint32_t>(key < 0 ? key ^ 0x7fffffff : key));
   }
 
+  static constexpr int kSumsAtOnce = 64;  // any number would do: they are exact
+
+  static double total(const double* sums) {
+    double sum = 0.0;
+    for (int j = 0; j < kSumsAtOnce; ++j) sum += sums[j];
+    return sum;
+  }
+
+  static double sum_of_counts(const float* probabilities, int64_t count) {
+    double sums[kSumsAtOnce] = {};
+    int64_t i = 0;
+    for (; i + kSumsAtOnce <= count; i += kSumsAtOnce) {
+      for (int j = 0; j < kSumsAtOnce; ++j) sums[j] += probability_count(probabilities[i + j]);
+    }
+    for (; i < count; ++i) sums[0] += probability_count(probabilities[i]);
+    return total(sums);
+  }
+
   static void log_softmax(float* x, int64_t count) {
-    constexpr int kSums = 64;
     const float largest = largest_of(x, count);
     if (magnitude(largest) == float_of(kInfinityBits) || largest != largest) {
       for (int64_t i = 0; i < count; ++i) x[i] = float_of(kNanBits);
       return;
     }
-    double sums[kSums] = {};  // exact, so that there may be any number of them
+    double sums[kSumsAtOnce] = {};
     int64_t i = 0;
-    for (; i + kSums <= count; i += kSums) {
-      for (int j = 0; j < kSums; ++j) {
+    for (; i + kSumsAtOnce <= count; i += kSumsAtOnce) {
+      for (int j = 0; j < kSumsAtOnce; ++j) {
         x[i + j] -= largest;
         sums[j] += probability_count(exponential(x[i + j]));
       }
@@ -182,8 +208,7 @@ struct RowLoops {
       x[i] -= largest;
       sums[0] += probability_count(exponential(x[i]));
     }
-    double sum = 0.0;
-    for (int j = 0; j < kSums; ++j) sum += sums[j];
+    const double sum = total(sums);
     const float logarithm_of_sum = logarithm(static_cast<float>(sum * kProbabilityUnit));
     for (i = 0; i < count; ++i) x[i] -= logarithm_of_sum;
   }

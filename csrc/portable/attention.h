@@ -8,31 +8,32 @@
 
 namespace vllm_fork {
 
-constexpr int kTileTokens = 16;        // the unit of the cache's layout
-constexpr int kBlockTokens = 64;       // share one exponent, at multiples of 64
-constexpr int kSuperblockTokens = 1024;  // merged by themselves, at multiples of 1024
+constexpr int64_t kLargestHead = 256;     // elements: sums of products fit 32 bits
+constexpr int kTileTokens = 16;           // the unit of the cache's layout
+constexpr int kBlockTokens = 64;          // share one exponent, at multiples of 64
+constexpr int kSuperblockTokens = 1024;   // merged by themselves, at multiples of 1024
 
-// A tile is the keys and values of one head for 16 tokens, in bytes:
+// A block of the cache and one head is tiles of 16 tokens, and behind all of them their scales.
+// A tile's digits are, in bytes,
 //
 //   upper digits of keys [size / 4][16 tokens][4], lower digits of keys,
 //   upper digits of values [4][size][4 tokens], lower digits of values,
-//   scales of keys [16], scales of values [16].
 //
-// Four neighbours are what one integer instruction multiplies and adds.
+// and its scales those of keys [16] and of values [16]. Four neighbours are what one integer
+// instruction multiplies and adds.
 struct TileLayout {
   int64_t size;  // of a head, a multiple of 16
 
   VLLM_FORK_INLINE int64_t digits() const { return kTileTokens * size; }
-  VLLM_FORK_INLINE int64_t bytes() const { return 4 * digits() + 2 * kTileTokens; }
-  VLLM_FORK_INLINE int64_t keys() const { return 0; }
+  VLLM_FORK_INLINE int64_t digit_bytes() const { return 4 * digits(); }
+  VLLM_FORK_INLINE int64_t scale_bytes() const { return 2 * kTileTokens; }
+  VLLM_FORK_INLINE int64_t bytes() const { return digit_bytes() + scale_bytes(); }
   VLLM_FORK_INLINE int64_t values() const { return 2 * digits(); }
-  VLLM_FORK_INLINE int64_t key_scales() const { return 4 * digits(); }
-  VLLM_FORK_INLINE int64_t value_scales() const { return 4 * digits() + kTileTokens; }
   VLLM_FORK_INLINE int64_t key_place(int64_t token, int64_t d) const {
     return d / 4 * (4 * kTileTokens) + token * 4 + d % 4;
   }
   VLLM_FORK_INLINE int64_t value_place(int64_t token, int64_t d) const {
-    return token / 4 * (4 * size) + d * 4 + token % 4;
+    return values() + token / 4 * (4 * size) + d * 4 + token % 4;
   }
 };
 

@@ -22,8 +22,10 @@ def numbers(
     """Numbers in -scale..scale, most of them much smaller; scale is a power of two."""
     bits = integers(int(np.prod(shape)), seed)
     fractions = ((bits >> np.uint32(8)).astype(np.float64) - 2.0**23) * 2.0**-23
-    spread = fractions * 2.0 ** -(bits & np.uint32(3)).astype(np.float64) * scale
-    return torch.from_numpy(spread.astype(np.float32).reshape(shape)).to(dtype)
+    spread = (fractions * 2.0 ** -(bits & np.uint32(3)).astype(np.float64) * scale).reshape(shape)
+    if dtype == torch.float16:  # torch's conversion depends on whether subnormals are flushed
+        return torch.from_numpy(spread.astype(np.float16))
+    return torch.from_numpy(spread.astype(np.float32)).to(dtype)
 
 
 def every_number(dtype: torch.dtype) -> torch.Tensor:

@@ -8,6 +8,7 @@ Doubles = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 ROUNDER = np.float32(1.5 * 2**23)
+ROUNDER_BITS = 0x4B400000
 LANES = 256
 
 
@@ -64,7 +65,7 @@ def limited(x: Floats, low: float, high: float) -> Floats:
     return np.where(x > np.float32(high), np.float32(high), x)
 
 
-def scaled(y: Floats, n: NDArray[np.int32]) -> Floats:
+def scaled(y: Floats, n: NDArray[np.signedinteger]) -> Floats:
     half = n >> 1
     return y * pow2(half) * pow2(n - half)
 
@@ -79,7 +80,7 @@ def exp(x: Floats) -> Floats:
         r, "0x1.6a5154p-10", "0x1.12397cp-7", "0x1.5558acp-5", "0x1.555492p-3", "0x1.fffffcp-2"
     )
     y = fma(p, r * r, r) + np.float32(1)
-    return scaled(y, bits_of(t) - bits_of(ROUNDER))
+    return scaled(y, bits_of(t) - ROUNDER_BITS)
 
 
 def exp2_of_fraction(f: Floats) -> Floats:
@@ -94,7 +95,7 @@ def exp2(x: Floats) -> Floats:
     x = limited(x, -151, 129)
     t = x + ROUNDER
     y = exp2_of_fraction(x - (t - ROUNDER))
-    return scaled(y, bits_of(t) - bits_of(ROUNDER))
+    return scaled(y, bits_of(t) - ROUNDER_BITS)
 
 
 def log(x: Floats) -> Floats:
@@ -336,9 +337,7 @@ def log_softmax(x: Floats) -> Floats:
     return u - log(np.array([total * 2.0**-34], dtype=np.float64).astype(np.float32))[0]
 
 
-def restricted(
-    x: Floats, temperature: float, top_k: int, top_p: float, min_p: float
-) -> Floats:
+def restricted(x: Floats, temperature: float, top_k: int, top_p: float, min_p: float) -> Floats:
     """The logits of a row of which some tokens are removed."""
     best = argmax(x)
     if not np.isfinite(x[best]):

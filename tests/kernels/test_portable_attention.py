@@ -286,7 +286,10 @@ def test_argument_errors(wrong: dict[str, Any], sentence: str) -> None:
         ({"keys": torch.zeros(2, 2, 32).int()}, "keys must have dtype float32, bfloat16 or float"),
         ({"values": torch.zeros(2, 2, 16)}, "values must have the shape of keys."),
         ({"cache": torch.zeros(4, 3, 16 * 130).byte()}, "cache must have the 2 heads of keys, but"),
-        ({"slots": torch.tensor([0])}, "slots must have one entry for each of the 2 tokens of keys"),
+        (
+            {"slots": torch.tensor([0])},
+            "slots must have one entry for each of the 2 tokens of keys",
+        ),
         ({"slots": torch.tensor([0, 64])}, r"slots\[1\] is 64, but cache has room for 64 tokens."),
     ],
 )

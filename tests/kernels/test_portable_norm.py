@@ -27,7 +27,9 @@ def expected_norm(
     parameters = [None if p is None else as_floats(p) for p in (weight, bias)]
     with np.errstate(all="ignore"):
         rows = [
-            reference.norm(row, parameters[0], parameters[1], epsilon, offset, is_centred=is_centred)
+            reference.norm(
+                row, parameters[0], parameters[1], epsilon, offset, is_centred=is_centred
+            )
             for row in as_floats(x)
         ]
     return rounded(np.stack(rows), x.dtype)

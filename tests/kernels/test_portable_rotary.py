@@ -92,13 +92,13 @@ def test_argument_errors(wrong: dict[str, Any], sentence: str) -> None:
 
 
 def test_errors_of_tables() -> None:
-    with pytest.raises(RuntimeError, match="size must be even and at least 2, but is 7."):
+    with pytest.raises(RuntimeError, match=r"size must be even and at least 2, but is 7."):
         rotary_frequencies(7, 10000.0)
-    with pytest.raises(RuntimeError, match="base must be in 1..2\\^60, but is 0.5."):
+    with pytest.raises(RuntimeError, match=r"base must be in 1..2\^60, but is 0.5."):
         rotary_frequencies(8, 0.5)
     with pytest.raises(RuntimeError, match=r"frequencies\[1\] must not be negative, and its angl"):
         rotary_table(torch.tensor([1.0, 4.0]), 2**20)
     with pytest.raises(RuntimeError, match=r"frequencies\[0\] must not be negative, and its angl"):
         rotary_table(torch.tensor([torch.nan]), 2)
-    with pytest.raises(RuntimeError, match="positions must be at least 1, but is 0."):
+    with pytest.raises(RuntimeError, match=r"positions must be at least 1, but is 0."):
         rotary_table(torch.tensor([1.0]), 0)

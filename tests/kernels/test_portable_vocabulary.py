@@ -218,10 +218,19 @@ LONG = torch.int64
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: portable_log_softmax(zeros(2, 4).int()), "log_softmax: logits must have dtype flo"),
+        (
+            lambda: portable_log_softmax(zeros(2, 4).int()),
+            "log_softmax: logits must have dtype flo",
+        ),
         (lambda: portable_log_softmax(zeros(4)), r"log_softmax: logits must have 2 dimension\(s\)"),
-        (lambda: portable_log_softmax(zeros(4, 2).t()), "log_softmax: the last dimension of logits"),
-        (lambda: portable_argmax(zeros(2, 0)), "argmax: logits must have 1..524287 columns, but ha"),
+        (
+            lambda: portable_log_softmax(zeros(4, 2).t()),
+            "log_softmax: the last dimension of logits",
+        ),
+        (
+            lambda: portable_argmax(zeros(2, 0)),
+            "argmax: logits must have 1..524287 columns, but ha",
+        ),
         (lambda: portable_argmax(zeros(1, 2**19)), "argmax: logits must have 1..524287 columns"),
         (lambda: portable_top_k(zeros(2, 4), 5), "top_k: k must be in 1..4, but is 5."),
         (lambda: portable_top_k(zeros(2, 4), 0), "top_k: k must be in 1..4, but is 0."),

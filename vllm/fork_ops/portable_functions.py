@@ -1,7 +1,8 @@
 """Elementary and activation functions with portable bits.
 
-Specified in ``docs/numerics/operations.md``; the arithmetic is in ``csrc/portable/elementary.h`` and
-``activations.h``. Functions compute in float32 and round once, to the dtype of their input.
+Specified in ``docs/numerics/operations.md``; the arithmetic is in ``csrc/portable``,
+``elementary.h`` and ``activations.h``. Functions compute in float32 and round once, to the dtype of
+their input.
 """
 
 import enum

@@ -1,7 +1,7 @@
 """Log-softmax, argmax and top-k with portable bits.
 
-Specified in ``docs/numerics/operations.md``: probabilities are added as integers, and logits have one
-order, by value and then by index.
+Specified in ``docs/numerics/operations.md``: probabilities are added as integers, and logits have
+one order, by value and then by index.
 """
 
 import torch

@@ -1,7 +1,8 @@
 """RMSNorm and LayerNorm with portable bits.
 
-Specified in ``docs/numerics/operations.md``, "Norms": sums have a fixed order, everything is float32,
-and results are rounded once. Norms of the heads of queries and keys are the same on reshaped rows.
+Specified in ``docs/numerics/operations.md``, "Norms": sums have a fixed order, everything is
+float32, and results are rounded once. Norms of the heads of queries and keys are the same on
+reshaped rows.
 """
 
 import torch

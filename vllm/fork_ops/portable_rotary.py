@@ -1,8 +1,8 @@
 """Rotary position embeddings with portable bits.
 
-Specified in ``docs/numerics/operations.md``, "Rotary embedding": tables come from fixed float64 code
-instead of a C library's sine and cosine. Every variant (Su et al., "RoFormer", 2021, and those that
-scale it) is a choice of frequencies and of a scale.
+Specified in ``docs/numerics/operations.md``, "Rotary embedding": tables come from fixed float64
+code instead of a C library's sine and cosine. Every variant (Su et al., "RoFormer", 2021, and those
+that scale it) is a choice of frequencies and of a scale.
 """
 
 import torch

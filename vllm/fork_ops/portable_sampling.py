@@ -35,7 +35,7 @@ def portable_filter(
     top_p: torch.Tensor,
     min_p: torch.Tensor,
 ) -> torch.Tensor:
-    """Divide logits by the temperature and remove what min_p, top_k and top_p remove, in this order.
+    """Divide logits by the temperature, then remove what min_p, top_k and top_p remove.
 
     Args:
         logits: float32, bfloat16 or float16 [n, vocab_size], last dimension contiguous, on CPU,
