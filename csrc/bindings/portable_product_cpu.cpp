@@ -130,7 +130,7 @@ Tensor portable_product(Tensor x, Tensor packed, std::optional<Tensor> exponents
   const DefaultFloatEnvironment environment;
   const int64_t most = std::min(rows, kRowsAtOnce);
   const ProductKernel& kernel = chosen_isa().product_kernel(rows);
-  const int64_t bias_bytes = divide_up(outputs * sizeof(float), kPackedAlignment) * kPackedAlignment;
+  const int64_t bias_bytes = divide_up(outputs, kPanel) * kPanel * sizeof(float);
   auto* memory = reinterpret_cast<uint8_t*>(
       scratch_bytes(bias_bytes + kernel.digits_bytes(shape, most)));
   const float* biases = widened(bias, reinterpret_cast<float*>(memory));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <vector>
 
 #include "../portable/product.h"
@@ -63,10 +64,9 @@ int8_t exponent_to_median(uint64_t statistic, uint64_t median) {
   constexpr int kMost = kMostEqualised;
   if (statistic == 0) return 0;
   int exponent = -kMost;
+  Wide twice = 2 * static_cast<Wide>(statistic);  // both sides times 4^kMost
   const Wide lifted = static_cast<Wide>(median) << (2 * kMost);
-  while (exponent < kMost && (static_cast<Wide>(statistic) << (2 * (exponent + kMost) + 1)) < lifted) {
-    ++exponent;
-  }
+  for (; exponent < kMost && twice < lifted; ++exponent) twice *= 4;
   return static_cast<int8_t>(exponent);
 }
 
@@ -106,8 +106,8 @@ void unpack_outputs(const ProductShape& shape, const uint8_t* packed, const int8
   }
 }
 
-void add_channel_statistics(int64_t outputs, int64_t inputs, const WeightNumbers& weight, int64_t first,
-                            int64_t last, int64_t* statistics) {
+void add_channel_statistics(int64_t outputs, int64_t inputs, const WeightNumbers& weight,
+                            int64_t first, int64_t last, int64_t* statistics) {
   with_numbers(weight, [&](const auto* numbers) {
     for (int64_t n = 0; n < outputs; ++n) {
       for (int64_t k = first; k < last; ++k) {

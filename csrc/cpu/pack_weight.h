@@ -24,8 +24,8 @@ void unpack_outputs(const ProductShape& shape, const uint8_t* packed, const int8
                     int64_t first, int64_t last, float* weight);
 
 // Adds up, for the channels [first, last), the statistic of the specification's section 3.
-void add_channel_statistics(int64_t outputs, int64_t inputs, const WeightNumbers& weight, int64_t first,
-                            int64_t last, int64_t* statistics);
+void add_channel_statistics(int64_t outputs, int64_t inputs, const WeightNumbers& weight,
+                            int64_t first, int64_t last, int64_t* statistics);
 
 // The exponents that bring each channel's statistic to the median, int8 [inputs].
 void equalise_channels(const int64_t* statistics, int64_t inputs, int8_t* exponents);

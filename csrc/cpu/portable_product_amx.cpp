@@ -37,11 +37,17 @@ struct Tiles {
   }
   template <int kTile>
   VLLM_FORK_INLINE static void load(const void* source, int64_t stride) {
-    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(source), "r"(stride), "i"(kTile) : "memory");
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2"
+                 :
+                 : "r"(source), "r"(stride), "i"(kTile)
+                 : "memory");
   }
   template <int kTile>
   VLLM_FORK_INLINE static void store(void* target, int64_t stride) {
-    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(target), "r"(stride), "i"(kTile) : "memory");
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)"
+                 :
+                 : "r"(target), "r"(stride), "i"(kTile)
+                 : "memory");
   }
   template <int kSum, int kA, int kB>
   VLLM_FORK_INLINE static void dot() {
