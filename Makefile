@@ -40,6 +40,7 @@ bench: install
 	$(BIN)/python -m benchmarks.engine_throughput
 	$(BIN)/python -m benchmarks.exact_throughput
 	$(BIN)/python -m benchmarks.penalty_kernel
+	$(BIN)/python -m benchmarks.portable_operations
 	$(BIN)/python -m benchmarks.sampler_step
 
 # lm-evaluation-harness on Transformers and on this vLLM, score by score.

@@ -1,7 +1,7 @@
 // Functions of float64 for the tables of rotary embeddings, which are made once.
 //
-// Specification: docs/numerics/operations.md, "Rotary tables". Nothing here is fused. The errors are
-// a few units of 2^-53, so a float32 made of a result is the nearest one but for one in 2^27.
+// Specification: docs/numerics/operations.md, "Rotary tables". Nothing here is fused. The errors
+// are a few units of 2^-53, so a float32 made of a result is the nearest one but for one in 2^27.
 #pragma once
 
 #include <cstdint>
