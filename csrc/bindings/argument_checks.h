@@ -39,7 +39,8 @@ inline std::string dtype_name(ScalarType type) {
   }
 }
 
-inline void check_dtype(const char* op, const char* name, const Tensor& tensor, ScalarType expected) {
+inline void check_dtype(const char* op, const char* name, const Tensor& tensor,
+                        ScalarType expected) {
   check(tensor.scalar_type() == expected, op, ": ", name, " must have dtype ",
         dtype_name(expected), ", but has ", dtype_name(tensor.scalar_type()), ".");
 }
@@ -54,7 +55,7 @@ inline void check_contiguous(const char* op, const char* name, const Tensor& ten
 }
 
 inline void check_length(const char* op, const char* name, const Tensor& tensor, int64_t length,
-                  const char* reference) {
+                         const char* reference) {
   check(tensor.size(0) == length, op, ": ", name, " must have one entry for each of the ", length,
         " ", reference, ", but has ", tensor.size(0), ".");
 }

@@ -186,8 +186,8 @@ void check_sequences(const AttentionArguments& a, const Cache& cache) {
     check(0 <= queries && queries <= lengths[i] && lengths[i] <= width * cache.block_size(),
           kAttention, ": lengths[", i, "] must be in ", queries, "..", width * cache.block_size(),
           ", from the sequence's queries to the room of its pages, but is ", lengths[i], ".");
-    const int64_t earliest = a.window > 0 ? std::max<int64_t>(0, lengths[i] - queries + 1 - a.window)
-                                          : 0;
+    const int64_t left_behind = a.window > 0 ? lengths[i] - queries + 1 - a.window : 0;
+    const int64_t earliest = std::max<int64_t>(0, left_behind);
     const int64_t used = (lengths[i] + cache.block_size() - 1) / cache.block_size();
     for (int64_t b = earliest / cache.block_size(); queries > 0 && b < used; ++b) {
       const int32_t page = pages[i * width + b];

@@ -34,8 +34,8 @@ Tensor portable_rotary_table(Tensor frequencies, int64_t positions, double scale
   for (int64_t j = 0; j < half; ++j) {
     check(frequency[j] >= 0.0f &&
               frequency[j] * static_cast<double>(positions - 1) <= kLargestAngle,
-          kTable, ": frequencies[", j, "] must not be negative, and its angles at most 2^21, but is ",
-          frequency[j], ".");
+          kTable, ": frequencies[", j,
+          "] must not be negative, and its angles at most 2^21, but is ", frequency[j], ".");
   }
   Tensor result = torch::stable::new_empty(frequencies, {positions, 2 * half});
   auto* entries = result.mutable_data_ptr<float>();

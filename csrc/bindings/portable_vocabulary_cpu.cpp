@@ -49,10 +49,11 @@ Tensor portable_log_softmax(Tensor logits) {
   const int64_t vocab = logits.size(1);
   Tensor result =
       torch::stable::new_empty(logits, {logits.size(0), vocab}, ScalarType::Float);
-  const Numbers target(result);
-  for_each_row_of(logits, [&](int64_t i, float* row) {
-    chosen_isa().operations->log_softmax(row, vocab);
-    target.write(i * vocab, row, vocab);
+  const Numbers source(logits);
+  auto* rows = result.mutable_data_ptr<float>();
+  for_each_row(logits.size(0), vocab, [&](int64_t i) {
+    source.read(i * logits.stride(0), rows + i * vocab, vocab);
+    chosen_isa().operations->log_softmax(rows + i * vocab, vocab);
   });
   return result;
 }

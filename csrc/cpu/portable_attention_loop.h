@@ -75,8 +75,7 @@ struct Attention {
     const int64_t last = task.first_token + query / task.heads;
     const int64_t first = rule.window > 0 ? std::max<int64_t>(0, last - rule.window + 1) : 0;
     scratch.is_valid[r] = scale != kInvalidScale;
-    const float unit = float_of((scale == kInvalidScale ? 0 : scale) << 23);
-    scratch.facts[r] = {first, last, &rule, rule.factor * unit};
+    scratch.facts[r] = {first, last, &rule, rule.factor * unit_of(scale)};
     scratch.total.clear(r);
   }
 
@@ -100,49 +99,70 @@ struct Attention {
     for (int64_t d = 0; d < size; ++d) values[d] = values[d] * by.kept + added[d] * by.added;
   }
 
-  // The tiles of a block of tokens, wherever they are in the cache.
-  struct Places {
+  // A block of tokens: its tiles, wherever they are in the cache, and what their scales mean.
+  struct Block {
+    int64_t first;  // token
+    int count;      // of tiles
     const int8_t* digits[kTilesOfBlock];
-    const uint8_t* scales[kTilesOfBlock];
-    int count;
+    alignas(64) uint8_t key_bytes[kBlockTokens];
+    alignas(64) uint8_t value_bytes[kBlockTokens];
+    alignas(64) float key_units[kBlockTokens];
+    alignas(64) int32_t value_scales[kBlockTokens];
+    alignas(64) int32_t is_invalid[kBlockTokens];
   };
 
-  void add_block(int64_t block) {
-    const int64_t end = std::min(block + kBlockTokens, last_facts().last + 1);
-    Places places;
-    places.count = static_cast<int>((end - block + kTileTokens - 1) / kTileTokens);
-    for (int i = 0; i < places.count; ++i) find(block / kTileTokens + i, places, i);
+  void add_block(int64_t first) {
+    const int64_t end = std::min(first + kBlockTokens, last_facts().last + 1);
+    Block block{};  // scales of tiles that are not there are 0
+    block.first = first;
+    block.count = static_cast<int>((end - first + kTileTokens - 1) / kTileTokens);
+    for (int i = 0; i < block.count; ++i) find(block, i);
+    read_scales(block);
     int64_t r = 0;
-    for (; r + Isa::kRows <= task.count; r += Isa::kRows) add_rows<Isa::kRows>(block, places, r);
-    for (; r < task.count; ++r) add_rows<1>(block, places, r);
+    for (; r + Isa::kRows <= task.count; r += Isa::kRows) add_rows<Isa::kRows>(block, r);
+    for (; r < task.count; ++r) add_rows<1>(block, r);
   }
 
-  void find(int64_t tile, Places& places, int i) const {
+  void find(Block& block, int i) const {
+    const int64_t tile = block.first / kTileTokens + i;
     const uint8_t* page = task.cache + task.pages[tile / task.page_tiles] * task.page_stride;
     const int64_t place = tile % task.page_tiles;
     const TileLayout& layout = task.layout;
-    places.digits[i] = reinterpret_cast<const int8_t*>(page) + place * layout.digit_bytes();
-    places.scales[i] =
+    block.digits[i] = reinterpret_cast<const int8_t*>(page) + place * layout.digit_bytes();
+    const uint8_t* scales =
         page + task.page_tiles * layout.digit_bytes() + place * layout.scale_bytes();
+    std::memcpy(block.key_bytes + i * kTileTokens, scales, kTileTokens);
+    std::memcpy(block.value_bytes + i * kTileTokens, scales + kTileTokens, kTileTokens);
+  }
+
+  static void read_scales(Block& block) {
+    for (int t = 0; t < kBlockTokens; ++t) {
+      const uint32_t key = block.key_bytes[t];
+      const uint32_t value = block.value_bytes[t];
+      block.key_units[t] = unit_of(key);
+      block.value_scales[t] = static_cast<int32_t>(value);
+      const bool is_invalid = (key == kInvalidScale) | (value == kInvalidScale);
+      block.is_invalid[t] = is_invalid ? 1 : 0;
+    }
   }
 
   template <int kCount>
-  void add_rows(int64_t block, const Places& places, int64_t row) {
+  void add_rows(const Block& block, int64_t row) {
     // Rows come in the order of their tokens: the last sees the latest, the first the earliest.
-    if (scratch.facts[row + kCount - 1].last < block) return;
-    if (scratch.facts[row].first >= block + kBlockTokens) return;
-    key_products<kCount>(places, row);
+    if (scratch.facts[row + kCount - 1].last < block.first) return;
+    if (scratch.facts[row].first >= block.first + kBlockTokens) return;
+    key_products<kCount>(block, row);
     BlockWeights weights[kCount];
-    for (int m = 0; m < kCount; ++m) weights[m] = weigh(block, places, row + m);
-    value_products<kCount>(places, row);
+    for (int m = 0; m < kCount; ++m) weights[m] = weigh(block, row + m);
+    value_products<kCount>(block, row);
     for (int m = 0; m < kCount; ++m) gather(weights[m], row + m);
   }
 
   template <int kCount>
-  void key_products(const Places& places, int64_t row) {
+  void key_products(const Block& block, int64_t row) {
     Sums out[kCount];
-    for (int i = 0; i < places.count; ++i) {
-      const int8_t* keys = places.digits[i];
+    for (int i = 0; i < block.count; ++i) {
+      const int8_t* keys = block.digits[i];
       const Tiles tiles{{keys}, {keys + task.layout.digits()}, 1, size / 4, 4 * kTileTokens};
       for (int m = 0; m < kCount; ++m) out[m] = sums(row + m, i * kLanes);
       Isa::template products<kCount>(scratch.queries + row, tiles, out);
@@ -150,12 +170,12 @@ struct Attention {
   }
 
   template <int kCount>
-  void value_products(const Places& places, int64_t row) {
+  void value_products(const Block& block, int64_t row) {
     Sums out[kCount];
     for (int64_t d = 0; d < size; d += kLanes) {
-      Tiles tiles{{}, {}, places.count, 4, 4 * size};
-      for (int i = 0; i < places.count; ++i) {
-        tiles.upper[i] = places.digits[i] + task.layout.values() + 4 * d;
+      Tiles tiles{{}, {}, block.count, 4, 4 * size};
+      for (int i = 0; i < block.count; ++i) {
+        tiles.upper[i] = block.digits[i] + task.layout.values() + 4 * d;
         tiles.lower[i] = tiles.upper[i] + task.layout.digits();
       }
       for (int m = 0; m < kCount; ++m) out[m] = sums(row + m, d);
@@ -164,39 +184,32 @@ struct Attention {
   }
 
   // Turns the products of a row into weights.
-  BlockWeights weigh(int64_t block, const Places& places, int64_t r) {
+  BlockWeights weigh(const Block& block, int64_t r) {
     const QueryFacts& query = scratch.facts[r];
-    const auto first = static_cast<int32_t>(std::max<int64_t>(0, query.first - block));
-    const auto last = static_cast<int32_t>(std::min<int64_t>(kBlockTokens - 1, query.last - block));
-    alignas(64) uint8_t key_scales[kBlockTokens] = {};
-    alignas(64) uint8_t value_scales[kBlockTokens] = {};
-    for (int i = 0; i < places.count; ++i) {
-      std::memcpy(key_scales + i * kTileTokens, places.scales[i], kTileTokens);
-      std::memcpy(value_scales + i * kTileTokens, places.scales[i] + kTileTokens, kTileTokens);
-    }
+    const auto first = static_cast<int32_t>(std::max<int64_t>(0, query.first - block.first));
+    const auto last =
+        static_cast<int32_t>(std::min<int64_t>(kBlockTokens - 1, query.last - block.first));
     const Sums products = sums(r, 0);
     const ScoreRule how = *query.rule;
     const float factor = query.factor;
-    const auto distance = static_cast<int32_t>(block - query.last);
+    const auto distance = static_cast<int32_t>(block.first - query.last);
     float fractions[kBlockTokens];
     int32_t exponents[kBlockTokens];
     int32_t invalid = 0;
     for (int32_t t = 0; t < kBlockTokens; ++t) {
       const float product = joined(products.upper[t], products.lower[t]);
-      const float x = score(product, key_scales[t], factor, how.cap, how.slope,
-                            static_cast<float>(distance + t));
-      const Weight weight(x);
+      const Weight weight(score(product, block.key_units[t], factor, how.cap, how.slope,
+                                static_cast<float>(distance + t)));
       const bool is_seen = (t >= first) & (t <= last);
       fractions[t] = weight.fraction;
       exponents[t] = is_seen ? weight.exponent : kUnseen;
-      const bool is_invalid = (key_scales[t] == kInvalidScale) | (value_scales[t] == kInvalidScale);
-      invalid |= is_seen & is_invalid ? 1 : 0;
+      invalid |= is_seen ? block.is_invalid[t] : 0;
     }
     if (invalid != 0) scratch.is_valid[r] = false;
-    return weigh(fractions, exponents, value_scales, r);
+    return weigh(fractions, exponents, block.value_scales, r);
   }
 
-  BlockWeights weigh(const float* fractions, const int32_t* exponents, const uint8_t* value_scales,
+  BlockWeights weigh(const float* fractions, const int32_t* exponents, const int32_t* value_scales,
                      int64_t r) {
     BlockWeights block{kUnseen, kUnseen, 0};
     for (int t = 0; t < kBlockTokens; ++t) {

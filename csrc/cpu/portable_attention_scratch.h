@@ -10,7 +10,7 @@
 
 namespace vllm_fork {
 
-// Hands out parts of a piece of memory. With null instead of memory it finds out how much is needed.
+// Hands out parts of a piece of memory. With null instead of memory it says how much is needed.
 class Parts {
  public:
   VLLM_FORK_INLINE explicit Parts(std::byte* memory) : start_(memory) {}

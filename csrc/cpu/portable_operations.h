@@ -77,7 +77,7 @@ struct PortableOperations {
   void (*attend)(const AttentionTask& task, std::byte* memory);
   // The lowest index among the largest, the first NaN being larger than all.
   int64_t (*argmax)(const float* x, int64_t count);
-  // The largest key (see ordered_key.h) of each kKeysAtOnce numbers, of which the last may be fewer.
+  // The largest key (see ordered_key.h) of each kKeysAtOnce numbers; the last may be fewer.
   void (*largest_keys)(const float* x, int64_t count, int32_t* keys);
   // x - ln(sum of e^x), in place; NaN everywhere if one is NaN or +infinity, or all are -infinity.
   void (*log_softmax)(float* x, int64_t count);

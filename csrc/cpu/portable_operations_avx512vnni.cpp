@@ -75,8 +75,9 @@ struct Avx512Vnni {
 
   // Takes back the 128 that were added to each digit of the tiles.
   static void store(const Accumulators& sums, int32_t coefficient_sum, const Sums& out) {
-    store(out.upper, sums.upper_upper * 256 + sums.lower_upper - static_cast<uint32_t>(coefficient_sum) * 128);
-    store(out.lower, sums.upper_lower * 256 + sums.lower_lower - static_cast<uint32_t>(coefficient_sum) * 128);
+    const uint32_t excess = static_cast<uint32_t>(coefficient_sum) * 128;
+    store(out.upper, sums.upper_upper * 256 + sums.lower_upper - excess);
+    store(out.lower, sums.upper_lower * 256 + sums.lower_lower - excess);
   }
 
   static void store(int32_t* out, Ints sums) {

@@ -110,7 +110,9 @@ struct RowLoops {
   static void rotate(float* __restrict x, const float* __restrict cosines,
                      const float* __restrict sines, int64_t half, bool is_interleaved) {
     if (is_interleaved) {
-      for (int64_t j = 0; j < half; ++j) rotate_pair(x + 2 * j, x + 2 * j + 1, cosines[j], sines[j]);
+      for (int64_t j = 0; j < half; ++j) {
+        rotate_pair(x + 2 * j, x + 2 * j + 1, cosines[j], sines[j]);
+      }
     } else {
       float* __restrict upper = x + half;
       for (int64_t j = 0; j < half; ++j) rotate_pair(x + j, upper + j, cosines[j], sines[j]);
@@ -232,7 +234,8 @@ struct RowLoops {
   static void noise_words(uint32_t* __restrict words, int64_t groups, int64_t first_group,
                           int64_t seed, int64_t position) {
     for (int64_t g = 0; g < groups; ++g) {
-      uint32_t counter[4] = {static_cast<uint32_t>(first_group + g), static_cast<uint32_t>(position),
+      uint32_t counter[4] = {static_cast<uint32_t>(first_group + g),
+                             static_cast<uint32_t>(position),
                              static_cast<uint32_t>(position >> 32), 0};
       philox(counter, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
       for (int j = 0; j < 4; ++j) words[4 * g + j] = counter[j];

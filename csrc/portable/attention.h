@@ -8,10 +8,10 @@
 
 namespace vllm_fork {
 
-constexpr int64_t kLargestHead = 256;     // elements: sums of products fit 32 bits
-constexpr int kTileTokens = 16;           // the unit of the cache's layout
-constexpr int kBlockTokens = 64;          // share one exponent, at multiples of 64
-constexpr int kSuperblockTokens = 1024;   // merged by themselves, at multiples of 1024
+constexpr int64_t kLargestHead = 256;    // elements: sums of products fit 32 bits
+constexpr int kTileTokens = 16;          // the unit of the cache's layout
+constexpr int kBlockTokens = 64;         // share one exponent, at multiples of 64
+constexpr int kSuperblockTokens = 1024;  // merged by themselves, at multiples of 1024
 
 // A block of the cache and one head is tiles of 16 tokens, and behind all of them their scales.
 // A tile's digits are, in bytes,
@@ -67,12 +67,12 @@ VLLM_FORK_INLINE float bounded_score(float score) {
 // The exponent, base 2, of a token's weight before normalisation.
 //
 //   product   of the query's and the key's integers
-//   factor    of the rule, times 2^(scale of the query)
+//   key_unit  of the key's integers
+//   factor    of the rule, times the unit of the query's integers
 //   distance  token's position minus query's, at most 0
-VLLM_FORK_INLINE float score(float product, uint32_t key_scale, float factor, float cap, float slope,
+VLLM_FORK_INLINE float score(float product, float key_unit, float factor, float cap, float slope,
                              float distance) {
-  const uint32_t valid_scale = key_scale == kInvalidScale ? 0 : key_scale;
-  float x = product * float_of(valid_scale << 23) * factor;
+  float x = product * key_unit * factor;
   if (cap != 0.0f) x = hyperbolic_tangent(x) * cap;
   if (slope != 0.0f) x = fused(slope, distance, x);
   return bounded_score(x);

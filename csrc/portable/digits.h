@@ -19,6 +19,11 @@ VLLM_FORK_INLINE uint32_t scale_of(uint32_t largest_bits) {
   return exponent < kSmallestScale + 14 ? kSmallestScale : exponent - 14;
 }
 
+// What the integers of a row stand for multiples of; 0 for an invalid one.
+VLLM_FORK_INLINE float unit_of(uint32_t scale) {
+  return float_of((scale == kInvalidScale ? 0 : scale) << 23);
+}
+
 // What a row is multiplied with to make it integers; 0 for an invalid one.
 VLLM_FORK_INLINE float to_integers(uint32_t scale) {
   return scale == kInvalidScale ? 0.0f : float_of((254 - scale) << 23);

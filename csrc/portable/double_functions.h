@@ -1,7 +1,7 @@
 // Functions of float64 for the tables of rotary embeddings, which are made once.
 //
-// Specification: docs/numerics/operations.md, "Rotary tables". Nothing here is fused. The errors are
-// a few units of 2^-53, so a float32 made of a result is the nearest one but for one in 2^27.
+// Specification: docs/numerics/operations.md, "Rotary tables". Nothing here is fused. The errors
+// are a few units of 2^-53, so a float32 made of a result is the nearest one but for one in 2^27.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ VLLM_FORK_INLINE double round_double(double value) {
 }
 
 // ln x for a positive normal x: 2 * atanh((m - 1) / (m + 1)) + e * ln 2, x = m * 2^e.
-VLLM_FORK_INLINE double logarithm(double x) {
+VLLM_FORK_INLINE double logarithm64(double x) {
   const uint64_t bits = bits_of_double(x);
   constexpr uint64_t kRootHalf = 0x3fe6a09e667f3bcdu;
   const int64_t e = static_cast<int64_t>(bits - kRootHalf) >> 52;
@@ -46,7 +46,7 @@ VLLM_FORK_INLINE double logarithm(double x) {
 }
 
 // e^x for |x| <= 700.
-VLLM_FORK_INLINE double exponential(double x) {
+VLLM_FORK_INLINE double exponential64(double x) {
   const double n = round_double(x * 0x1.71547652b82fep+0);
   const double r = (x - n * 0x1.62e42feep-1) - n * 0x1.a39ef35793c76p-33;
   double p = 1.0;  // Taylor's series: |r| is at most 0.347, and r^14 / 14! below 2^-57

@@ -1,8 +1,8 @@
 // Sums of many float32 in one specified order.
 //
-// Specification: docs/numerics/operations.md, "Sums". Element k belongs to lane k % 256; a lane adds
-// its elements in order; then the upper half of the lanes is added to the lower half until one is
-// left. A GPU gives each lane to a thread.
+// Specification: docs/numerics/operations.md, "Sums". Element k belongs to lane k % 256; a lane
+// adds its elements in order; then the upper half of the lanes is added to the lower half until one
+// is left. A GPU gives each lane to a thread.
 #pragma once
 
 #include "float_bits.h"

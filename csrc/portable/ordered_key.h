@@ -7,12 +7,14 @@
 
 namespace vllm_fork {
 
-// A larger number has a larger key; both zeros have the same, and every NaN has the largest.
+// A larger number has a larger key; both zeros have the same, and every NaN has the largest. Choices
+// are made with masks: where a compiler sees one, it makes a branch of it and no vectors.
 VLLM_FORK_INLINE int32_t ordered_key(float value) {
+  constexpr int32_t kAllButSign = 0x7fffffff;
   const auto bits = static_cast<int32_t>(bits_of(value + 0.0f));
-  const int32_t key = bits ^ ((bits >> 31) & 0x7fffffff);
-  const bool is_nan = (bits & 0x7fffffff) > static_cast<int32_t>(kInfinityBits);
-  return is_nan ? 0x7fffffff : key;
+  const int32_t key = bits ^ ((bits >> 31) & kAllButSign);
+  const int32_t if_nan = (static_cast<int32_t>(kInfinityBits) - (bits & kAllButSign)) >> 31;
+  return (key & ~if_nan) | (kAllButSign & if_nan);
 }
 
 }  // namespace vllm_fork

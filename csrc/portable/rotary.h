@@ -11,7 +11,7 @@ namespace vllm_fork {
 // base^(-2 * index / size), the frequency of the pair `index` of `size` elements.
 VLLM_FORK_INLINE float rotary_frequency(double base, int64_t index, int64_t size) {
   const double exponent = static_cast<double>(2 * index) / static_cast<double>(size);
-  return static_cast<float>(exponential(-(exponent * logarithm(base))));
+  return static_cast<float>(exponential64(-(exponent * logarithm64(base))));
 }
 
 // The cosine and sine of position * frequency, times scale.

