@@ -1,142 +1,14 @@
-// The CPU implementations of portable_append and portable_attention.
+// The CPU implementation of portable_attention.
 #include <torch/csrc/stable/library.h>
 
 #include <optional>
 
-#include "../cpu/portable_attention_scratch.h"
-#include "portable_rows.h"
+#include "portable_cache.h"
 
 namespace vllm_fork {
 namespace {
 
-constexpr const char* kAppend = "portable_append";
 constexpr const char* kAttention = "portable_attention";
-
-// The cache: uint8 [blocks, heads, bytes of a block], see TileLayout.
-struct Cache {
-  TileLayout layout;
-  uint8_t* start;
-  int64_t blocks;
-  int64_t page_stride;
-  int64_t head_stride;
-  int64_t page_tiles;
-
-  Cache(const Tensor& cache, int64_t head_size)
-      : layout{head_size},
-        start(static_cast<uint8_t*>(cache.data_ptr())),
-        blocks(cache.size(0)),
-        page_stride(cache.stride(0)),
-        head_stride(cache.stride(1)),
-        page_tiles(cache.size(2) / layout.bytes()) {}
-
-  int64_t block_size() const { return page_tiles * kTileTokens; }
-
-  uint8_t* page(int64_t slot, int64_t head) const {
-    return start + slot / block_size() * page_stride + head * head_stride;
-  }
-  uint8_t* digits(int64_t slot, int64_t head) const {
-    return page(slot, head) + slot % block_size() / kTileTokens * layout.digit_bytes();
-  }
-  uint8_t* scales(int64_t slot, int64_t head) const {
-    return page(slot, head) + page_tiles * layout.digit_bytes() +
-           slot % block_size() / kTileTokens * layout.scale_bytes();
-  }
-};
-
-void check_cache(const char* op, const Tensor& cache, int64_t head_size) {
-  check(head_size % 16 == 0 && 0 < head_size && head_size <= kLargestHead, op,
-        ": heads must have a size that is a multiple of 16 up to ", kLargestHead, ", but have ",
-        head_size, ".");
-  check_dtype(op, "cache", cache, ScalarType::Byte);
-  check_dim(op, "cache", cache, 3);
-  const int64_t bytes = TileLayout{head_size}.bytes();
-  check(cache.stride(2) == 1, op, ": the last dimension of cache must be contiguous.");
-  check(cache.size(2) > 0 && cache.size(2) % bytes == 0, op,
-        ": the last dimension of cache must be a multiple of ", bytes,
-        ", the bytes of 16 tokens, but is ", cache.size(2), ".");
-}
-
-void check_heads(const char* op, const char* name, const Tensor& x) {
-  check_portable_type(op, name, x);
-  check_dim(op, name, x, 3);
-  check(x.stride(2) == 1, op, ": the last dimension of ", name, " must be contiguous.");
-}
-
-void check_append(const Tensor& keys, const Tensor& values, const Tensor& cache,
-                  const Tensor& slots) {
-  check_heads(kAppend, "keys", keys);
-  check_heads(kAppend, "values", values);
-  for (int64_t i = 0; i < 3; ++i) {
-    check(keys.size(i) == values.size(i), kAppend, ": values must have the shape of keys.");
-  }
-  check_cache(kAppend, cache, keys.size(2));
-  check(cache.size(1) == keys.size(1), kAppend, ": cache must have the ", keys.size(1),
-        " heads of keys, but has ", cache.size(1), ".");
-  check_entries(kAppend, "slots", slots, ScalarType::Long, keys.size(0), "tokens of keys");
-  const Cache places(cache, keys.size(2));
-  const auto* slot = slots.const_data_ptr<int64_t>();
-  for (int64_t i = 0; i < keys.size(0); ++i) {
-    check(slot[i] < places.blocks * places.block_size(), kAppend, ": slots[", i, "] is ", slot[i],
-          ", but cache has room for ", places.blocks * places.block_size(), " tokens.");
-  }
-}
-
-// A token's keys and values of one head on their way to the cache.
-struct Writer {
-  const TileLayout& layout;
-  int64_t token;  // of the tile
-  uint8_t* digits;
-  uint8_t* scales;
-  float* numbers;  // [size]
-  CoefficientRow& row;
-
-  void quantise(const Tensor& x, int64_t index, int64_t head, uint8_t* scale) const {
-    Numbers(x).read(index * x.stride(0) + head * x.stride(1), numbers, layout.size);
-    *scale = static_cast<uint8_t>(chosen_isa().operations->quantise(numbers, row, layout.size));
-  }
-
-  void write_keys(const Tensor& keys, int64_t index, int64_t head) const {
-    quantise(keys, index, head, scales + token);
-    uint8_t* place = digits + layout.key_place(token, 0);
-    for (int64_t d = 0; d < layout.size; d += 4, place += 4 * kTileTokens) {
-      std::memcpy(place, row.upper + d, 4);
-      std::memcpy(place + layout.digits(), row.lower + d, 4);
-    }
-  }
-
-  void write_values(const Tensor& values, int64_t index, int64_t head) const {
-    quantise(values, index, head, scales + kTileTokens + token);
-    uint8_t* place = digits + layout.value_place(token, 0);
-    for (int64_t d = 0; d < layout.size; ++d, place += 4) {
-      place[0] = static_cast<uint8_t>(row.upper[d]);
-      place[layout.digits()] = static_cast<uint8_t>(row.lower[d]);
-    }
-  }
-};
-
-void portable_append(Tensor keys, Tensor values, Tensor cache, Tensor slots) {
-  check_append(keys, values, cache, slots);
-  const int64_t heads = keys.size(1);
-  const int64_t size = keys.size(2);
-  const Cache places(cache, size);
-  const auto* slot = slots.const_data_ptr<int64_t>();
-  for_each_row(keys.size(0), 2 * heads * size, [&](int64_t i) {
-    if (slot[i] < 0) return;
-    Parts parts(scratch_bytes(sizeof(CoefficientRow) + kLargestHead * sizeof(float)));
-    auto& row = *parts.take<CoefficientRow>(1);
-    auto* numbers = parts.take<float>(size);
-    for (int64_t head = 0; head < heads; ++head) {
-      const Writer writer{places.layout,
-                          slot[i] % kTileTokens,
-                          places.digits(slot[i], head),
-                          places.scales(slot[i], head),
-                          numbers,
-                          row};
-      writer.write_keys(keys, i, head);
-      writer.write_values(values, i, head);
-    }
-  });
-}
 
 struct AttentionArguments {
   const Tensor& query;
@@ -247,41 +119,33 @@ class PieceOfWork {
         starts_(a_.query_starts.const_data_ptr<int32_t>()),
         lengths_(a_.lengths.const_data_ptr<int32_t>()),
         sinks_(a_.sinks ? a_.sinks->const_data_ptr<float>() : nullptr),
+        size_(cache_.layout.size),
         heads_(a_.query.size(1)),
         shared_(heads_ / a_.cache.size(1)) {}
 
   void operator()(int64_t piece) const {
+    const int64_t scratch = attention_scratch_bytes(size_);
+    std::byte* memory = scratch_bytes(scratch + 2 * kMaxQueries * size_ * sizeof(float));
+    auto* rows = reinterpret_cast<float*>(memory + scratch);
     const int64_t sequence = pieces_.sequence_of(piece);
     const int64_t queries = starts_[sequence + 1] - starts_[sequence];
-    const int64_t per_head = pieces_.per_head(queries);
     const int64_t local = piece - pieces_.first_of(sequence);
-    const int64_t key_head = local / per_head;
-    const int64_t size = cache_.layout.size;
-    const int64_t scratch = attention_scratch_bytes(size);
-    std::byte* memory = scratch_bytes(scratch + 2 * kMaxQueries * size * 4);
-    auto* rows = reinterpret_cast<float*>(memory + scratch);
-    AttentionTask task{};
+    const int64_t key_head = local / pieces_.per_head(queries);
+
+    AttentionTask task = task_of(sequence, key_head);
     task.queries = rows;
-    task.out = rows + kMaxQueries * size;
-    task.first_query = local % per_head * kMaxQueries;
+    task.out = rows + kMaxQueries * size_;
+    task.first_query = local % pieces_.per_head(queries) * kMaxQueries;
     task.count = std::min<int64_t>(kMaxQueries, queries * shared_ - task.first_query);
-    task.first_token = lengths_[sequence] - queries;
-    task.heads = shared_;
-    task.rules = rules_.data() + key_head * shared_;
-    task.sinks = sinks_ == nullptr ? nullptr : sinks_ + key_head * shared_;
-    task.layout = cache_.layout;
-    task.cache = cache_.start + key_head * cache_.head_stride;
-    task.page_stride = cache_.page_stride;
-    task.page_tiles = cache_.page_tiles;
-    task.pages = a_.pages.const_data_ptr<int32_t>() + sequence * a_.pages.size(1);
     for (int64_t r = 0; r < task.count; ++r) {
-      const auto [row, head] = place(starts_[sequence], key_head, task.first_query + r);
-      source_.read(row * a_.query.stride(0) + head * a_.query.stride(1), rows + r * size, size);
+      const Place from = place(starts_[sequence], key_head, task.first_query + r);
+      const int64_t start = from.row * a_.query.stride(0) + from.head * a_.query.stride(1);
+      source_.read(start, rows + r * size_, size_);
     }
     chosen_isa().operations->attend(task, memory);
     for (int64_t r = 0; r < task.count; ++r) {
-      const auto [row, head] = place(starts_[sequence], key_head, task.first_query + r);
-      target_.write((row * heads_ + head) * size, task.out + r * size, size);
+      const Place to = place(starts_[sequence], key_head, task.first_query + r);
+      target_.write((to.row * heads_ + to.head) * size_, task.out + r * size_, size_);
     }
   }
 
@@ -295,6 +159,21 @@ class PieceOfWork {
     return {start + query / shared_, key_head * shared_ + query % shared_};
   }
 
+  // What all pieces of a sequence and a head of keys have in common.
+  AttentionTask task_of(int64_t sequence, int64_t key_head) const {
+    AttentionTask task{};
+    task.first_token = lengths_[sequence] - (starts_[sequence + 1] - starts_[sequence]);
+    task.heads = shared_;
+    task.rules = rules_.data() + key_head * shared_;
+    task.sinks = sinks_ == nullptr ? nullptr : sinks_ + key_head * shared_;
+    task.layout = cache_.layout;
+    task.cache = cache_.start + key_head * cache_.head_stride;
+    task.page_stride = cache_.page_stride;
+    task.page_tiles = cache_.page_tiles;
+    task.pages = a_.pages.const_data_ptr<int32_t>() + sequence * a_.pages.size(1);
+    return task;
+  }
+
   const AttentionArguments& a_;
   const Cache& cache_;
   Numbers source_;
@@ -304,6 +183,7 @@ class PieceOfWork {
   const int32_t* starts_;
   const int32_t* lengths_;
   const float* sinks_;
+  int64_t size_;  // of a head
   int64_t heads_;
   int64_t shared_;  // heads that share one of the cache
 };
@@ -330,6 +210,5 @@ Tensor portable_attention(Tensor query, Tensor cache, Tensor pages, Tensor query
 }  // namespace vllm_fork
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CPU, library) {
-  library.impl("portable_append", TORCH_BOX(&vllm_fork::portable_append));
   library.impl("portable_attention", TORCH_BOX(&vllm_fork::portable_attention));
 }

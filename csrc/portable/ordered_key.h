@@ -7,8 +7,8 @@
 
 namespace vllm_fork {
 
-// A larger number has a larger key; both zeros have the same, and every NaN has the largest. Choices
-// are made with masks: where a compiler sees one, it makes a branch of it and no vectors.
+// A larger number has a larger key; both zeros have the same, and every NaN has the largest.
+// Choices are made with masks: of others a compiler makes branches, and no vectors.
 VLLM_FORK_INLINE int32_t ordered_key(float value) {
   constexpr int32_t kAllButSign = 0x7fffffff;
   const auto bits = static_cast<int32_t>(bits_of(value + 0.0f));
