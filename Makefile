@@ -40,6 +40,8 @@ bench: install
 	$(BIN)/python -m benchmarks.engine_throughput
 	$(BIN)/python -m benchmarks.exact_throughput
 	$(BIN)/python -m benchmarks.penalty_kernel
+	$(BIN)/python -m benchmarks.portable_operations
+	$(BIN)/python -m benchmarks.portable_product
 	$(BIN)/python -m benchmarks.sampler_step
 
 # docs/match-table.md: hours on two cores; what was answered before is kept in build/.

@@ -13,5 +13,37 @@ STABLE_TORCH_LIBRARY(vllm_fork, library) {
   library.def(
       "paged_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor starts, Tensor stops, "
       "int key_size, float? scale, bool enable_gqa) -> Tensor");
+  library.def("channel_statistics(Tensor weight) -> Tensor");
+  library.def("equalising_exponents(Tensor statistics) -> Tensor");
+  library.def("pack_weight(Tensor weight, Tensor? exponents, int segments) -> Tensor");
+  library.def(
+      "unpack_weight(Tensor packed, Tensor? exponents, int outputs, int inputs, int segments) -> "
+      "Tensor");
+  library.def(
+      "portable_product(Tensor x, Tensor packed, Tensor? exponents, Tensor? bias, int outputs, "
+      "int segments, ScalarType dtype) -> Tensor");
+  library.def("sum_partials(Tensor partials, Tensor? bias, ScalarType dtype) -> Tensor");
   library.def("cpu_isa() -> str");
+  library.def("portable_map(Tensor x, str function) -> Tensor");
+  library.def("portable_gated(Tensor x, str function) -> Tensor");
+  library.def(
+      "portable_norm(Tensor x, Tensor(a!)? residual, Tensor? weight, Tensor? bias, float epsilon, "
+      "float weight_offset, bool is_centred) -> Tensor");
+  library.def("portable_rotary_frequencies(int size, float base) -> Tensor");
+  library.def("portable_rotary_table(Tensor frequencies, int positions, float scale) -> Tensor");
+  library.def(
+      "portable_rotate(Tensor(a!) x, Tensor positions, Tensor table, bool is_interleaved) -> ()");
+  library.def(
+      "portable_append(Tensor keys, Tensor values, Tensor(a!) cache, Tensor slots) -> ()");
+  library.def(
+      "portable_attention(Tensor query, Tensor cache, Tensor pages, Tensor query_starts, "
+      "Tensor lengths, float scale, int window, float soft_cap, Tensor? slopes, Tensor? sinks) "
+      "-> Tensor");
+  library.def("portable_log_softmax(Tensor logits) -> Tensor");
+  library.def("portable_argmax(Tensor logits) -> Tensor");
+  library.def("portable_top_k(Tensor logits, int k) -> (Tensor, Tensor)");
+  library.def(
+      "portable_filter(Tensor logits, Tensor temperatures, Tensor top_k, Tensor top_p, "
+      "Tensor min_p) -> Tensor");
+  library.def("portable_draw(Tensor logits, Tensor seeds, Tensor positions) -> Tensor");
 }

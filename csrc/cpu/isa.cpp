@@ -1,5 +1,10 @@
 #include "isa.h"
 
+#if defined(VLLM_FORK_X86)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
@@ -14,18 +19,39 @@ bool always() { return true; }
 #if defined(VLLM_FORK_X86)
 // These ask the operating system too: a CPU whose wide registers are not saved at a context switch
 // counts as one without them.
-bool has_avx2() { return __builtin_cpu_supports("avx2"); }
-bool has_avx512() { return __builtin_cpu_supports("avx512f"); }
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+bool has_avx512vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+
+// Linux saves the tiles of processes that have asked for it (Documentation/arch/x86/xstate.rst).
+bool may_use_tiles() {
+  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr long kTileData = 18;               // XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+bool has_amx() {
+  return has_avx512vnni() && __builtin_cpu_supports("amx-tile") &&
+         __builtin_cpu_supports("amx-int8") && may_use_tiles();
+}
 #endif
 
-// Best first.
+// Best first: a CPU that has one has those behind it.
 constexpr Isa kIsas[] = {
 #if defined(VLLM_FORK_X86)
+    {"amx", has_amx, penalize_row_avx512, draw_row_avx512, skip_numbers_avx512,
+     row_products_avx512, &portable_operations_avx512vnni, product_kernel_amx},
+    {"avx512vnni", has_avx512vnni, penalize_row_avx512, draw_row_avx512, skip_numbers_avx512,
+     row_products_avx512, &portable_operations_avx512vnni, product_kernel_avx512vnni},
     {"avx512", has_avx512, penalize_row_avx512, draw_row_avx512, skip_numbers_avx512,
-     row_products_avx512},
-    {"avx2", has_avx2, penalize_row_avx2, draw_row_avx2, skip_numbers_avx2, nullptr},
+     row_products_avx512, &portable_operations_avx512, product_kernel_avx512},
+    {"avx2", has_avx2, penalize_row_avx2, draw_row_avx2, skip_numbers_avx2, nullptr,
+     &portable_operations_avx2, product_kernel_avx2},
 #endif
-    {"scalar", always, penalize_row_scalar, draw_row_scalar, skip_numbers_scalar, nullptr},
+    {"scalar", always, penalize_row_scalar, draw_row_scalar, skip_numbers_scalar, nullptr,
+     &portable_operations_scalar, product_kernel_scalar},
 };
 
 std::string supported_names() {

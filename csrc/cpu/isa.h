@@ -3,17 +3,21 @@
 
 #include "draw_row.h"
 #include "penalize_row.h"
+#include "portable_operations.h"
+#include "portable_product.h"
 #include "row_products.h"
 
 namespace vllm_fork {
 
 struct Isa {
-  const char* name;  // "avx512", "avx2" or "scalar"
+  const char* name;  // "amx", "avx512vnni", "avx512", "avx2" or "scalar"
   bool (*is_supported)();
   PenalizeRow penalize_row;
   DrawRow draw_row;
   SkipNumbers skip_numbers;
   RowProducts row_products;  // null where it would be no faster than PyTorch, row by row
+  const PortableOperations* operations;
+  ChooseProductKernel product_kernel;
 };
 
 // The best instruction set of this CPU, or the one that VLLM_FORK_CPU_ISA names. The choice is

@@ -13,10 +13,18 @@ VOCABULARIES = (1, 31, 32, 33, 4096, 49953, 128256)
 PENALTIES = (0.5, 1.0, 1.05, 1.1, 1.2, 1.3, 2.0, 10.0)
 
 # What the CPU has, best first: one that has the first has those behind it.
-ALL_ISAS = ("avx512", "avx2", "scalar")
-BEST_ISA = {"AVX512": "avx512", "AVX2": "avx2"}.get(
-    torch.backends.cpu.get_cpu_capability(), "scalar"
-)
+ALL_ISAS = ("amx", "avx512vnni", "avx512", "avx2", "scalar")
+
+
+def best_isa() -> str:
+    """What PyTorch says of the CPU, in the names of VLLM_FORK_CPU_ISA."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    if capability == "AVX512" and torch.cpu._is_vnni_supported():
+        return "amx" if torch.cpu._is_amx_tile_supported() else "avx512vnni"
+    return {"AVX512": "avx512", "AVX2": "avx2"}.get(capability, "scalar")
+
+
+BEST_ISA = best_isa()
 ISA_VARIABLE = "VLLM_FORK_CPU_ISA"
 
 DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)

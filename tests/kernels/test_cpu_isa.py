@@ -23,7 +23,7 @@ def run(isa: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("isa", AVAILABLE_ISAS)
 def test_same_bits_with_each(isa: str) -> None:
-    names = ("test_repetition_penalty.py", "test_draw_tokens.py")
+    names = ("test_repetition_penalty.py", "test_draw_tokens.py", "test_portable_product.py")
     tests = [str(Path(__file__).with_name(name)) for name in names]
     selection = "compiled or instruction_set"
     done = run(isa, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", selection, *tests)
@@ -42,10 +42,10 @@ def test_one_that_is_not_there_is_an_error(isa: str) -> None:
 
 
 def test_wide_registers_stay_in_the_functions_that_dispatch_guards() -> None:
-    """A CPU without AVX must load the library and run everything else in it."""
-    functions = _functions_with(r"%[yz]mm\d|%k[0-7]")
+    """A CPU without AVX or AMX must load the library and run everything else in it."""
+    functions = _functions_with(r"%[yzt]mm\d|%k[0-7]")
     assert functions, "the library has no AVX code at all"
-    strangers = [name for name in functions if not re.search(r"avx", name, re.IGNORECASE)]
+    strangers = [name for name in functions if not re.search(r"avx|amx", name, re.IGNORECASE)]
     assert not strangers
 
 

@@ -95,6 +95,49 @@ def test_arithmetic_in_ptx(tmp_path: Path, source: Path, architecture: int) -> N
     assert not [name for name in operations if name.startswith(("fma", "mad", "ex2", "sub"))]
 
 
+# Everything of the portable product that CPU and GPU share, in the kernels of a card.
+PRODUCT_SOURCE = """
+#include "portable/product.h"
+#include "portable/product_layout.h"
+
+using namespace vllm_fork;
+
+__global__ void split(const Float16* halves, const Bfloat16* brains, float* values, int* digits) {
+  const int i = threadIdx.x;
+  values[i] = widen(halves[i]) * power_of_two(-3) + widen(brains[i]);
+  const int exponent = block_exponent(bits_of(values[i]) & ~kSignBit, kLeastRowExponent);
+  const int v = break_tie(round_to_integer(values[i] * power_of_two(-exponent)));
+  digits[2 * i] = upper_digit(v);
+  digits[2 * i + 1] = lower_digit(v);
+}
+
+__global__ void finish(const int* high, const int* mixed, const int* words, const float* scales,
+                       const float* bias, Float16* halves, Bfloat16* brains, float* floats,
+                       ProductShape shape) {
+  const int64_t i = threadIdx.x % shape.panel_bytes();
+  const float weight_scale = float_of(scale_bits(words[i]));
+  const float sum = add_block_sum(floats[i], high[i], mixed[i], weight_scale, scales[i]);
+  floats[i] = narrow<float>(sum + normal_bias(bias[i]));
+  halves[i] = narrow<Float16>(sum);
+  brains[i] = narrow<Bfloat16>(sum);
+}
+"""
+
+
+@pytest.mark.parametrize("architecture", [80, 90, 120])
+def test_the_portable_product_in_ptx(tmp_path: Path, architecture: int) -> None:
+    """The shared headers compile for cards, and what must not be fused there is not."""
+    source, output = tmp_path / "product.cu", tmp_path / "product.ptx"
+    source.write_text(PRODUCT_SOURCE)
+    options = ("-ptx", "-std=c++17", "-O3", f"-arch=compute_{architecture}", f"-I{CSRC}")
+    run(str(NVCC), *options, "-fmad=true", source, "-o", output)
+    finish = output.read_text().partition("finish")[2]
+    for operation in ("cvt.rn.f32.s32", "mul.rn.f32", "add.rn.f32"):
+        assert operation in finish
+    for operation in ("fma", "ftz", "approx"):
+        assert operation not in finish
+
+
 def run(*command: str | Path) -> None:
     """Run a command; if it fails, the test's failure shows what it said."""
     done = subprocess.run(

@@ -6,6 +6,10 @@ Importing this package loads the library and needs torch only, none of the engin
 * :mod:`.multinomial` - sampling on CPU with a generator for each request.
 * :mod:`.paged_sdpa` - attention of single tokens to keys and values in pages on CPU.
 * :mod:`.row_products` - products of single rows with a weight on CPU.
+* :mod:`.portable_functions`, :mod:`.portable_norm`, :mod:`.portable_rotary`,
+  :mod:`.portable_attention`, :mod:`.portable_product`, :mod:`.portable_logits`,
+  :mod:`.portable_sampling` - operations whose bits are specified, in docs/numerics, and the same on
+  every machine.
 * :mod:`.mt19937` - the states of these generators.
 * :mod:`.library` - where the compiled library is found.
 * :mod:`.reference` - the same operators in plain torch.

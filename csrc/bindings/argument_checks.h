@@ -1,0 +1,63 @@
+// What the checks of all ops are made of: each failure is one sentence.
+#pragma once
+
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace vllm_fork {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// A std::runtime_error becomes Python's RuntimeError. STD_TORCH_CHECK would do the same, but puts
+// the source file's path and line before the sentence.
+template <typename... Parts>
+void check(bool condition, const Parts&... parts) {
+  if (condition) return;
+  std::ostringstream sentence;
+  (sentence << ... << parts);
+  throw std::runtime_error(sentence.str());
+}
+
+// The name that Python gives to a dtype, for those that a caller may plausibly pass.
+inline std::string dtype_name(ScalarType type) {
+  switch (type) {
+    case ScalarType::Float: return "float32";
+    case ScalarType::Double: return "float64";
+    case ScalarType::Half: return "float16";
+    case ScalarType::BFloat16: return "bfloat16";
+    case ScalarType::Int: return "int32";
+    case ScalarType::Long: return "int64";
+    case ScalarType::Char: return "int8";
+    case ScalarType::Byte: return "uint8";
+    case ScalarType::Bool: return "bool";
+    default: return std::string("torch's ") + toString(type);
+  }
+}
+
+inline void check_dtype(const char* op, const char* name, const Tensor& tensor,
+                        ScalarType expected) {
+  check(tensor.scalar_type() == expected, op, ": ", name, " must have dtype ",
+        dtype_name(expected), ", but has ", dtype_name(tensor.scalar_type()), ".");
+}
+
+inline void check_dim(const char* op, const char* name, const Tensor& tensor, int64_t dim) {
+  check(tensor.dim() == dim, op, ": ", name, " must have ", dim, " dimension(s), but has ",
+        tensor.dim(), ".");
+}
+
+inline void check_contiguous(const char* op, const char* name, const Tensor& tensor) {
+  check(tensor.is_contiguous(), op, ": ", name, " must be contiguous.");
+}
+
+inline void check_length(const char* op, const char* name, const Tensor& tensor, int64_t length,
+                         const char* reference) {
+  check(tensor.size(0) == length, op, ": ", name, " must have one entry for each of the ", length,
+        " ", reference, ", but has ", tensor.size(0), ".");
+}
+
+}  // namespace vllm_fork

@@ -1,0 +1,59 @@
+// The cache of portable attention as a tensor.
+#pragma once
+
+#include "../cpu/portable_attention_scratch.h"
+#include "portable_rows.h"
+
+namespace vllm_fork {
+
+// The cache: uint8 [blocks, heads, bytes of a block], see TileLayout.
+struct Cache {
+  TileLayout layout;
+  uint8_t* start;
+  int64_t blocks;
+  int64_t page_stride;
+  int64_t head_stride;
+  int64_t page_tiles;
+
+  Cache(const Tensor& cache, int64_t head_size)
+      : layout{head_size},
+        start(static_cast<uint8_t*>(cache.data_ptr())),
+        blocks(cache.size(0)),
+        page_stride(cache.stride(0)),
+        head_stride(cache.stride(1)),
+        page_tiles(cache.size(2) / layout.bytes()) {}
+
+  int64_t block_size() const { return page_tiles * kTileTokens; }
+
+  uint8_t* page(int64_t slot, int64_t head) const {
+    return start + slot / block_size() * page_stride + head * head_stride;
+  }
+  uint8_t* digits(int64_t slot, int64_t head) const {
+    return page(slot, head) + slot % block_size() / kTileTokens * layout.digit_bytes();
+  }
+  uint8_t* scales(int64_t slot, int64_t head) const {
+    return page(slot, head) + page_tiles * layout.digit_bytes() +
+           slot % block_size() / kTileTokens * layout.scale_bytes();
+  }
+};
+
+inline void check_cache(const char* op, const Tensor& cache, int64_t head_size) {
+  check(head_size % 16 == 0 && 0 < head_size && head_size <= kLargestHead, op,
+        ": heads must have a size that is a multiple of 16 up to ", kLargestHead, ", but have ",
+        head_size, ".");
+  check_dtype(op, "cache", cache, ScalarType::Byte);
+  check_dim(op, "cache", cache, 3);
+  const int64_t bytes = TileLayout{head_size}.bytes();
+  check(cache.stride(2) == 1, op, ": the last dimension of cache must be contiguous.");
+  check(cache.size(2) > 0 && cache.size(2) % bytes == 0, op,
+        ": the last dimension of cache must be a multiple of ", bytes,
+        ", the bytes of 16 tokens, but is ", cache.size(2), ".");
+}
+
+inline void check_heads(const char* op, const char* name, const Tensor& x) {
+  check_portable_type(op, name, x);
+  check_dim(op, name, x, 3);
+  check(x.stride(2) == 1, op, ": the last dimension of ", name, " must be contiguous.");
+}
+
+}  // namespace vllm_fork

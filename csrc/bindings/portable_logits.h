@@ -1,0 +1,45 @@
+// Rows of logits, and their order: what the CPU implementations of the ops on logits share.
+#pragma once
+
+#include "../portable/ordered_key.h"
+#include "portable_rows.h"
+
+namespace vllm_fork {
+
+constexpr int64_t kLargestVocabulary = 1 << 19;  // sums of as many probabilities are exact
+
+inline void check_logits(const char* op, const Tensor& logits) {
+  check_portable_type(op, "logits", logits);
+  check_dim(op, "logits", logits, 2);
+  check(logits.size(1) <= 1 || logits.stride(1) == 1, op,
+        ": the last dimension of logits must be contiguous.");
+  check(0 < logits.size(1) && logits.size(1) < kLargestVocabulary, op,
+        ": logits must have 1..", kLargestVocabulary - 1, " columns, but have ", logits.size(1),
+        ".");
+}
+
+// Calls work(i, row) with each row of the logits as float32.
+template <typename Work>
+void for_each_row_of(const Tensor& logits, const Work& work) {
+  const Numbers source(logits);
+  const int64_t vocab = logits.size(1);
+  const int64_t stride = logits.stride(0);
+  for_each_row(logits.size(0), vocab, [&](int64_t i) {
+    float* row = scratch_floats(2 * vocab);
+    source.read(i * stride, row, vocab);
+    work(i, row);
+  });
+}
+
+// A logit and its index as one number: larger logits first, of equal ones the lower index.
+inline uint64_t rank_of(float logit, int64_t index) {
+  const uint32_t key = static_cast<uint32_t>(ordered_key(logit)) ^ kSignBit;
+  return static_cast<uint64_t>(key) << 32 | (0xffffffffu - static_cast<uint32_t>(index));
+}
+
+inline int64_t index_of(uint64_t rank) { return 0xffffffffu - static_cast<uint32_t>(rank); }
+
+// The first `count` of a row, in order: memory of the calling thread, until the next call.
+const std::vector<uint64_t>& first_ranks(const float* row, int64_t size, int64_t count);
+
+}  // namespace vllm_fork

@@ -1,0 +1,94 @@
+// The CPU implementation of portable_norm.
+#include <torch/csrc/stable/library.h>
+
+#include <optional>
+
+#include "portable_rows.h"
+
+namespace vllm_fork {
+namespace {
+
+constexpr const char* kOp = "portable_norm";
+
+void check_parameter(const char* name, const std::optional<Tensor>& parameter, int64_t size) {
+  if (!parameter) return;
+  check_portable_type(kOp, name, *parameter);
+  check_dim(kOp, name, *parameter, 1);
+  check_contiguous(kOp, name, *parameter);
+  check_length(kOp, name, *parameter, size, "columns of x");
+}
+
+void check_arguments(const Tensor& x, const std::optional<Tensor>& residual,
+                     const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
+                     double epsilon) {
+  check_portable_type(kOp, "x", x);
+  check_contiguous(kOp, "x", x);
+  check(x.dim() >= 1 && x.size(-1) >= 1, kOp, ": x must have at least one column.");
+  check_parameter("weight", weight, x.size(-1));
+  check_parameter("bias", bias, x.size(-1));
+  check(weight || !bias, kOp, ": bias needs a weight.");
+  check(epsilon >= 0.0, kOp, ": epsilon must not be negative, but is ", epsilon, ".");
+  if (!residual) return;
+  check_dtype(kOp, "residual", *residual, x.scalar_type());
+  check_contiguous(kOp, "residual", *residual);
+  check(residual->numel() == x.numel() && residual->dim() == x.dim(), kOp,
+        ": residual must have the shape of x.");
+}
+
+// The parameters as float32, in memory that outlives the call of the work.
+struct Parameters {
+  std::vector<float> weight;
+  std::vector<float> bias;
+  Norm norm;
+
+  Parameters(const std::optional<Tensor>& w, const std::optional<Tensor>& b, double offset,
+             double epsilon)
+      : weight(read(w)), bias(read(b)), norm{w ? weight.data() : nullptr,
+                                             b ? bias.data() : nullptr,
+                                             static_cast<float>(offset),
+                                             static_cast<float>(epsilon)} {}
+
+  static std::vector<float> read(const std::optional<Tensor>& parameter) {
+    if (!parameter) return {};
+    std::vector<float> values(parameter->numel());
+    Numbers(*parameter).read(0, values.data(), parameter->numel());
+    return values;
+  }
+};
+
+// The residual becomes its sum with x, rounded; that is what is normalised.
+void add_residual(const Numbers& residual, int64_t start, float* row, int64_t size) {
+  residual.read(start, row + size, size);
+  chosen_isa().operations->add(row, row + size, size);
+  residual.write(start, row, size);
+  residual.read(start, row, size);
+}
+
+Tensor portable_norm(Tensor x, std::optional<Tensor> residual, std::optional<Tensor> weight,
+                     std::optional<Tensor> bias, double epsilon, double weight_offset,
+                     bool is_centred) {
+  check_arguments(x, residual, weight, bias, epsilon);
+  Tensor result = torch::stable::empty_like(x);
+  const int64_t size = x.size(-1);
+  const Numbers source(x);
+  const Numbers target(result);
+  const DefaultFloatEnvironment environment;
+  const Parameters parameters(weight, bias, weight_offset, epsilon);
+  const PortableOperations& operations = *chosen_isa().operations;
+  const auto normalise = is_centred ? operations.layer_norm : operations.rms_norm;
+  for_each_row(x.numel() / size, size, [&](int64_t i) {
+    float* row = scratch_floats(2 * size);
+    source.read(i * size, row, size);
+    if (residual) add_residual(Numbers(*residual), i * size, row, size);
+    normalise(row, parameters.norm, size);
+    target.write(i * size, row, size);
+  });
+  return result;
+}
+
+}  // namespace
+}  // namespace vllm_fork
+
+STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CPU, library) {
+  library.impl("portable_norm", TORCH_BOX(&vllm_fork::portable_norm));
+}

@@ -1,0 +1,28 @@
+// Checks of the arguments of the portable product's ops: see their schemas.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "../portable/product_layout.h"
+#include "argument_checks.h"
+
+namespace vllm_fork {
+
+void check_channel_statistics(const Tensor& weight);
+void check_equalising_exponents(const Tensor& statistics);
+void check_pack_weight(const Tensor& weight, const std::optional<Tensor>& exponents,
+                       int64_t segments);
+void check_unpack_weight(const Tensor& packed, const std::optional<Tensor>& exponents,
+                         const ProductShape& shape);
+void check_portable_product(const Tensor& x, const Tensor& packed,
+                            const std::optional<Tensor>& exponents,
+                            const std::optional<Tensor>& bias, const ProductShape& shape,
+                            ScalarType dtype);
+void check_sum_partials(const Tensor& partials, const std::optional<Tensor>& bias,
+                        ScalarType dtype);
+
+// `output` is the first row of a weight that cannot be packed, or -1.
+void check_packed_output(int64_t output);
+
+}  // namespace vllm_fork

@@ -1,0 +1,80 @@
+"""Elementary and activation functions with portable bits.
+
+Specified in ``docs/numerics/operations.md``; the arithmetic is in ``csrc/portable``,
+``elementary.h`` and ``activations.h``. Functions compute in float32 and round once, to the dtype of
+their input.
+"""
+
+import enum
+
+import torch
+
+from .portable_library import has_portable_operators
+
+__all__ = ["Function", "portable_gated", "portable_map"]
+
+
+class Function(enum.StrEnum):
+    """A function of one number."""
+
+    EXP = "exp"
+    EXP2 = "exp2"
+    LOG = "log"
+    TANH = "tanh"
+    SIGMOID = "sigmoid"
+    ERF = "erf"
+    RELU = "relu"
+    SQUARED_RELU = "squared_relu"
+    SILU = "silu"
+    QUICK_GELU = "quick_gelu"
+    """x * sigmoid(1.702 * x)."""
+    GELU = "gelu"
+    """x times the normal distribution's probability of at most x."""
+    GELU_TANH = "gelu_tanh"
+    """The approximation of GELU by a hyperbolic tangent."""
+
+
+if has_portable_operators():
+
+    @torch.library.register_fake("vllm_fork::portable_map")
+    def _(x: torch.Tensor, function: str) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    @torch.library.register_fake("vllm_fork::portable_gated")
+    def _(x: torch.Tensor, function: str) -> torch.Tensor:
+        return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+
+
+def portable_map(x: torch.Tensor, function: Function) -> torch.Tensor:
+    """Apply a function to each element.
+
+    Args:
+        x: float32, bfloat16 or float16, of any shape, contiguous, on CPU.
+        function: which.
+
+    Returns:
+        A new tensor like x.
+
+    Raises:
+        RuntimeError: x has another dtype or is not contiguous, or there is no such function.
+    """
+    return torch.ops.vllm_fork.portable_map(x, function)
+
+
+def portable_gated(x: torch.Tensor, function: Function) -> torch.Tensor:
+    """Multiply ``function(x[..., :d])`` with ``x[..., d:]``, as gated MLPs do.
+
+    The product is rounded, the function's value before it is not.
+
+    Args:
+        x: float32, bfloat16 or float16 [..., 2 * d], contiguous, on CPU.
+        function: which.
+
+    Returns:
+        [..., d] in the dtype of x.
+
+    Raises:
+        RuntimeError: x has another dtype, is not contiguous or has an odd last dimension, or there
+            is no such function.
+    """
+    return torch.ops.vllm_fork.portable_gated(x, function)

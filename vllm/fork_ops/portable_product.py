@@ -1,0 +1,230 @@
+"""The product of linear layers with the same bits on every machine, batch and number of cards.
+
+``docs/numerics/products.md`` is the specification: digits of 8 bits whose products are summed
+exactly in blocks of 256 input channels, and float32 sums across blocks in a fixed order. A row of
+the result depends on that row, the weight and the bias alone.
+
+A weight is packed once, when a model is loaded::
+
+    exponents = equalising_exponents(channel_statistics(q) + channel_statistics(k))
+    q = pack_weight(q, exponents)
+    k = pack_weight(k, exponents)
+    y = portable_product(x, q, bias)
+
+On several cards, a layer whose input channels are split gives partial sums, float32, and
+`sum_partials` makes of them what one card would have computed::
+
+    part = pack_weight(weight_of_this_card, exponents_of_this_card, parts=num_cards)
+    partial = portable_product(x_of_this_card, part, dtype=torch.float32)
+    y = sum_partials(torch.stack(partials_of_all_cards), bias, torch.bfloat16)
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from .portable_library import has_portable_operators
+
+__all__ = [
+    "PackedWeight",
+    "channel_statistics",
+    "equalising_exponents",
+    "pack_weight",
+    "portable_product",
+    "sum_partials",
+    "unpack_weight",
+]
+
+MOST_SEGMENTS = 8
+"""Cards that can split the input channels of one layer, at most."""
+
+if has_portable_operators():
+
+    @torch.library.register_fake("vllm_fork::channel_statistics")
+    def _(weight: torch.Tensor) -> torch.Tensor:
+        return weight.new_empty(weight.shape[1], dtype=torch.int64)
+
+    @torch.library.register_fake("vllm_fork::equalising_exponents")
+    def _(statistics: torch.Tensor) -> torch.Tensor:
+        return statistics.new_empty(statistics.shape[0], dtype=torch.int8)
+
+    @torch.library.register_fake("vllm_fork::unpack_weight")
+    def _(
+        packed: torch.Tensor,
+        exponents: torch.Tensor | None,
+        outputs: int,
+        inputs: int,
+        segments: int,
+    ) -> torch.Tensor:
+        return packed.new_empty(outputs, inputs, dtype=torch.float32)
+
+    @torch.library.register_fake("vllm_fork::portable_product")
+    def _(
+        x: torch.Tensor,
+        packed: torch.Tensor,
+        exponents: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        outputs: int,
+        segments: int,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        return x.new_empty(x.shape[0], outputs, dtype=dtype)
+
+    @torch.library.register_fake("vllm_fork::sum_partials")
+    def _(partials: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+        return partials.new_empty(partials.shape[1:], dtype=dtype)
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """A weight as the product reads it.
+
+    Attributes:
+        packed: uint8 [any], as laid out in ``csrc/portable/product_layout.h``; starts at a
+            multiple of 64 bytes.
+        exponents: int8 [in_features], of the input channels; None if all are 0.
+        out_features: rows of the weight.
+        in_features: its columns.
+        segments: of the columns, whose sums are added by halves.
+    """
+
+    packed: torch.Tensor
+    exponents: torch.Tensor | None
+    out_features: int
+    in_features: int
+    segments: int
+
+
+def channel_statistics(weight: torch.Tensor) -> torch.Tensor:
+    """Return what the magnitudes of each input channel are, in integers.
+
+    Add the statistics of weights that share an input, and of the parts of a weight whose rows are
+    split; concatenate those of the parts of a weight whose columns are split.
+
+    Args:
+        weight: float32, bfloat16 or float16 [out_features, in_features], contiguous.
+
+    Returns:
+        int64 [in_features].
+
+    Raises:
+        RuntimeError: the dtype or the shape is wrong.
+    """
+    return torch.ops.vllm_fork.channel_statistics(weight)
+
+
+def equalising_exponents(statistics: torch.Tensor) -> torch.Tensor:
+    """Return the exponents that bring the input channels of weights to equal magnitudes.
+
+    Args:
+        statistics: int64 [in_features], of all input channels of the whole layer.
+
+    Returns:
+        int8 [in_features], in -16..16. A card that has some of the channels takes theirs.
+
+    Raises:
+        RuntimeError: the dtype or the shape is wrong, or a number is negative.
+    """
+    return torch.ops.vllm_fork.equalising_exponents(statistics)
+
+
+def pack_weight(
+    weight: torch.Tensor, exponents: torch.Tensor | None = None, *, parts: int = 1
+) -> PackedWeight:
+    """Pack a weight, or one of the equal parts of a weight whose input channels are split.
+
+    Args:
+        weight: float32, bfloat16 or float16 [out_features, in_features], contiguous.
+        exponents: int8 [in_features], from `equalising_exponents`; None for all 0.
+        parts: how many such weights side by side are the layer's whole weight; 1, 2, 4 or 8.
+
+    Returns:
+        The weight in about as many bytes as it has in bfloat16.
+
+    Raises:
+        ValueError: the whole layer's input channels cannot be split into so many parts.
+        RuntimeError: a dtype or a shape is wrong, an exponent is out of range, or the weight has a
+            number that is not finite or, equalised, is about 2^45 or more.
+    """
+    in_features = weight.shape[-1]
+    whole = math.gcd(in_features * parts, MOST_SEGMENTS)
+    if parts < 1 or whole % parts != 0:
+        raise ValueError(
+            f"{in_features * parts} input channels are {whole} segments, "
+            f"which cannot be split into {parts} equal parts"
+        )
+    segments = whole // parts
+    packed = torch.ops.vllm_fork.pack_weight(weight, exponents, segments)
+    return PackedWeight(packed, exponents, weight.shape[0], in_features, segments)
+
+
+def unpack_weight(weight: PackedWeight) -> torch.Tensor:
+    """Return the numbers that a packed weight stands for, float32 [out_features, in_features].
+
+    They are the weight's own to about 15 bits of the largest in their block.
+    """
+    return torch.ops.vllm_fork.unpack_weight(
+        weight.packed,
+        weight.exponents,
+        weight.out_features,
+        weight.in_features,
+        weight.segments,
+    )
+
+
+def portable_product(
+    x: torch.Tensor,
+    weight: PackedWeight,
+    bias: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Multiply rows with a weight: ``torch.nn.functional.linear`` with specified bits.
+
+    Args:
+        x: float32, bfloat16 or float16 [n, in_features]; the last dimension is contiguous.
+        weight: from `pack_weight`.
+        bias: float32, bfloat16 or float16 [out_features].
+        dtype: of the result, one of these; that of ``x`` if None.
+
+    Returns:
+        [n, out_features]. A row is NaN if one of its activations is NaN, infinite or, equalised,
+        about 2^65 or more.
+
+    Raises:
+        RuntimeError: a shape or a dtype is wrong.
+    """
+    if x.shape[-1] != weight.in_features:
+        raise RuntimeError(
+            f"portable_product: x must have {weight.in_features} columns, as the weight has, "
+            f"but has {x.shape[-1]}."
+        )
+    return torch.ops.vllm_fork.portable_product(
+        x,
+        weight.packed,
+        weight.exponents,
+        bias,
+        weight.out_features,
+        weight.segments,
+        x.dtype if dtype is None else dtype,
+    )
+
+
+def sum_partials(
+    partials: torch.Tensor, bias: torch.Tensor | None = None, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """Add the products of the equal parts of a weight whose input channels are split.
+
+    Args:
+        partials: float32 [parts, n, out_features], contiguous; `portable_product` of each part in
+            float32 and without bias, in the order of the input channels. 1, 2, 4 or 8 parts.
+        bias: float32, bfloat16 or float16 [out_features].
+        dtype: of the result, one of these.
+
+    Returns:
+        [n, out_features], with the bits of the product with the whole weight.
+
+    Raises:
+        RuntimeError: a shape or a dtype is wrong.
+    """
+    return torch.ops.vllm_fork.sum_partials(partials, bias, dtype)
