@@ -158,7 +158,7 @@ def measure(case: Case, seconds: float) -> Result:
 
 def show(results: list[Result], title: str) -> None:
     """Print the results as a table."""
-    table = Table("operation", "portable, us", "PyTorch, us", "portable / PyTorch", title=title)
+    table = Table("operation", "portable, us", "PyTorch, us", "ratio", title=title)
     for result in results:
         table.add_row(
             result.name,

@@ -36,8 +36,9 @@ __global__ void functions(float* x) {
 
 __global__ void attention(float* x, int32_t* n) {
   const ScoreRule rule = score_rule(x[0], x[1], x[2], 7);
-  const Weight weight(score(joined(n[0], n[1]), unit_of(scale_of(bits_of(x[3]))), rule.factor,
-                            rule.cap, rule.slope, x[4]));
+  const float unit = unit_of(scale_of(bits_of(x[3])));
+  const Weight weight(
+      score(joined(n[0], n[1]), unit, rule.factor, rule.cap, rule.slope, x[4]));
   const Rescaling by(n[2], weight.exponent);
   n[3] = weight_in_sum(weight.fraction, n[4]) + weight_of_value(weight.fraction, n[5]);
   n[6] = upper_digit(n[6]) + lower_digit(n[7]);
