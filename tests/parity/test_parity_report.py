@@ -167,6 +167,19 @@ def test_a_residual_that_vllm_adds_later_is_added() -> None:
     assert torch.equal(drift.take(model)["0"], torch.full((3, 4), 3.0))
 
 
+def test_a_norm_returns_the_residual_beside_its_output() -> None:
+    class Norm(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x, 2 * x
+
+    model, layer = torch.nn.Module(), torch.nn.Module()
+    layer.norm = Norm()
+    model.layers = torch.nn.ModuleList([layer])
+    drift.start_operations(model, 0)
+    layer.norm(torch.ones(3, 4))
+    assert torch.equal(drift.take(model)["norm"], torch.ones(3, 4))
+
+
 def test_a_model_without_layers() -> None:
     with pytest.raises(ValueError, match="Linear has no list of layers"):
         drift.decoder_layers(torch.nn.Linear(2, 2))

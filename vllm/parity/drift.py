@@ -61,13 +61,13 @@ def decoder_layers(model: nn.Module) -> tuple[str, nn.ModuleList]:
 def start_layers(model: nn.Module) -> None:
     """Keep what each decoder layer returns from now on; see `take`."""
     _, layers = decoder_layers(model)
-    _watch(model, {str(i): layer for i, layer in enumerate(layers)})
+    _watch(model, {str(i): layer for i, layer in enumerate(layers)}, _with_residual)
 
 
 def start_operations(model: nn.Module, layer: int) -> None:
     """Keep what each module within a layer returns from now on; see `take`."""
     _, layers = decoder_layers(model)
-    _watch(model, {name: one for name, one in layers[layer].named_modules() if name})
+    _watch(model, {name: one for name, one in layers[layer].named_modules() if name}, _tensor)
 
 
 def take(model: nn.Module) -> Outputs:
@@ -81,11 +81,13 @@ def take(model: nn.Module) -> Outputs:
     return {name: torch.cat(parts) for name, parts in kept.items()}
 
 
-def _watch(model: nn.Module, modules: dict[str, nn.Module]) -> None:
+def _watch(
+    model: nn.Module, modules: dict[str, nn.Module], tensor_of: Callable[[Any], torch.Tensor | None]
+) -> None:
     kept: dict[str, list[torch.Tensor]] = {}
 
     def keep(name: str, _: nn.Module, __: Any, output: Any) -> None:
-        if (found := _tensor(output)) is not None:
+        if (found := tensor_of(output)) is not None:
             first = found[0] if found.dim() > 2 else found  # of a batch
             kept.setdefault(name, []).append(first.detach().flatten(0, -2).float().cpu())
 
@@ -94,14 +96,17 @@ def _watch(model: nn.Module, modules: dict[str, nn.Module]) -> None:
 
 
 def _tensor(output: Any) -> torch.Tensor | None:
-    """Return a module's output; vLLM's layers return what Hugging Face's have added already."""
-    if isinstance(output, torch.Tensor):
-        return output if output.dim() > 1 else None
-    if not isinstance(output, tuple) or not output or not isinstance(output[0], torch.Tensor):
-        return None
-    first, rest = output[0], output[1:]
-    if len(rest) == 1 and isinstance(rest[0], torch.Tensor) and rest[0].shape == first.shape:
-        return rest[0] + first
+    """Return a module's output; of several the first, as that of a norm beside the residual."""
+    first = output[0] if isinstance(output, tuple) and output else output
+    return first if isinstance(first, torch.Tensor) and first.dim() > 1 else None
+
+
+def _with_residual(output: Any) -> torch.Tensor | None:
+    """Return a layer's output; vLLM's layers return what Hugging Face's have added already."""
+    first = _tensor(output)
+    rest = output[1:] if isinstance(output, tuple) else ()
+    if len(rest) == 1 and isinstance(rest[0], torch.Tensor) and first is not None:
+        return rest[0] + first if rest[0].shape == first.shape else first
     return first
 
 
