@@ -9,9 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.match_causes import cause_of
+from vllm.parity.differences import first_difference
+from vllm.parity.setting import MODES
 
-KINDS = {"greedy": "greedy", "penalty": "penalty 1.2", "sampled": "seeded sampling"}
-MODES = ("upstream", "hf_compat", "exact")
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False},
+    "penalty": {"do_sample": False, "repetition_penalty": 1.2},
+    "sampled": {"do_sample": True, "temperature": 0.8, "top_k": 50, "top_p": 0.95},
+}
+"""Fields of ``GenerationConfig``; vLLM's ``SamplingParams`` have the same names."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,7 @@ def compare_sides(
         mode,
         *size,
         sequences={name: sum(a == b for a, b in pairs[name]) for name in KINDS},
-        tokens={name: sum(_common(a, b) for a, b in pairs[name]) for name in KINDS},
+        tokens={name: sum(_num_common(a, b) for a, b in pairs[name]) for name in KINDS},
         equal_logits=equal if found["digests"] else None,
         num_logits=total,
     )
@@ -84,9 +90,10 @@ def compare_sides(
     return MatchRow(**vars(row) | {"cause": cause_of(model, dtype, mode)})
 
 
-def _common(a: list[int], b: list[int]) -> int:
+def _num_common(a: list[int], b: list[int]) -> int:
     """Return the number of tokens before the first difference."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))
+    first = first_difference(a, b)
+    return len(a) if first is None else first
 
 
 def _equal_digests(a: list[list[str]], b: list[list[str]]) -> tuple[int, int]:

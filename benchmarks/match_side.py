@@ -9,7 +9,6 @@ Each side has a process of its own, since engines set the number of threads.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -19,39 +18,22 @@ from typing import Any
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # starts in half the time
 
-import numpy as np
 import torch
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from benchmarks.match_report import KINDS
 from tests.reference import prompt_ids
 from vllm import LLM, SamplingParams
-
-KINDS: dict[str, dict[str, Any]] = {
-    "greedy": {"do_sample": False},
-    "penalty": {"do_sample": False, "repetition_penalty": 1.2},
-    "sampled": {"do_sample": True, "temperature": 0.8, "top_k": 50, "top_p": 0.95},
-}
-"""Fields of ``GenerationConfig``; vLLM's ``SamplingParams`` have the same names."""
-
-FLAGS: dict[str, dict[str, Any]] = {
-    "upstream": {},
-    "hf_compat": {"hf_compat": True},
-    "exact": {"hf_compat": "exact"},
-}
-SIDES = ("hf", *FLAGS)
+from vllm.parity.recording import SIDES, logits_digests
+from vllm.parity.sides import FLAGS
 
 MAX_IN_FLIGHT = 32
 NUM_DIGESTED = (32, 16)
 """Prompts, and tokens of each, whose logits are compared: greedy ones, to the last bit."""
 
 Sequences = list[list[int]]
-
-
-def digests(logits: np.ndarray) -> list[str]:
-    """Return one digest for each row of float32 [num_tokens, vocab_size]."""
-    return [hashlib.sha256(row.tobytes()).hexdigest()[:16] for row in logits[: NUM_DIGESTED[1]]]
 
 
 def config_of(kind: str, seed: int, num_tokens: int, **fields: Any) -> GenerationConfig:
@@ -85,7 +67,7 @@ def hugging_face(model: str, dtype: str, prompts: Sequences, num_tokens: int) ->
             found = None
             if kind == "greedy" and i < NUM_DIGESTED[0]:
                 logits = torch.cat(output.logits[: NUM_DIGESTED[1]])
-                found = digests(logits.float().numpy())
+                found = logits_digests(logits.float().numpy())
             yield kind, output.sequences[0, len(prompt) :].tolist(), found
             bar.update()
 
@@ -113,7 +95,7 @@ def engine(model: str, side: str, dtype: str, prompts: Sequences, num_tokens: in
             for i in range(min(len(prompts), NUM_DIGESTED[0]))
         ]
         outputs = llm.generate(given[: len(configs)], configs, use_tqdm=False)
-        digested = {i: digests(one.outputs[0].logits) for i, one in enumerate(outputs)}
+        digested = {i: logits_digests(one.outputs[0].logits) for i, one in enumerate(outputs)}
     for kind in KINDS:
         asked: Any = [config_of(kind, i, num_tokens) for i in range(len(prompts))]
         if side == "upstream":

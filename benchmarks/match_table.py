@@ -1,7 +1,7 @@
 """How many answers equal those of ``generate()``: models x dtypes x modes, written into docs/.
 
     python -m benchmarks.match_table [--models NAME ...] [--dtypes float32 ...]
-    python -m benchmarks.match_table --models /path/to/model --trust-remote-code
+    python -m benchmarks.match_table --models /path/to/model
 
 64 prompts x 128 tokens, greedily, with ``repetition_penalty=1.2`` and sampled with a seed for each
 prompt; alone in Transformers, 32 at a time in the engines; and the bits of the logits of 32 greedy
@@ -28,14 +28,13 @@ from benchmarks.match_report import MatchRow, as_markdown, compare_sides
 from tools.make_int8_model import FORMATS, make_int8_model
 from tools.make_random_model import make_random_model
 from tools.model_shapes import SHAPES
-from vllm.parity.setting import machine
+from vllm.parity.recording import SIDES
+from vllm.parity.setting import DTYPES, machine
 
 ROOT = Path(__file__).resolve().parent.parent
 BUNDLED = "tiny-python-llama"
 INT8 = {f"{BUNDLED}-{kind}": kind for kind in FORMATS}
 NUM_LAYERS = 4
-DTYPES = ("float32", "bfloat16", "float16")
-SIDES = ("hf", "upstream", "hf_compat", "exact")
 
 
 @dataclass(frozen=True)

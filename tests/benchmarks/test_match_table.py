@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from benchmarks.match_causes import UNEXPLAINED
-from benchmarks.match_report import KINDS, MODES, MatchRow, as_markdown, compare_sides
+from benchmarks.match_report import KINDS, MatchRow, as_markdown, compare_sides
 from benchmarks.match_table import merge
 from tests.engines import ROOT
+from vllm.parity.setting import MODES
 
 PAGE = ROOT / "docs" / "match-table"
 

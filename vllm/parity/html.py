@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from vllm.parity.differences import percent
-from vllm.parity.drift import LOGITS, LayerDrift
+from vllm.parity.drift import LOGITS
 from vllm.parity.report import Report, Run
 
 WIDTH, HEIGHT, MARGIN = 640, 260, 46
@@ -117,11 +117,7 @@ def _drift_plot(report: Report, dtype: str) -> str:
     """Largest differences by layer and of the logits, on a logarithmic scale; equal bits have no
     point.
     """
-    lines: dict[str, list[LayerDrift]] = dict(report.hf_drift[dtype])
-    for run in report.runs:
-        if run.dtype == dtype:
-            lines[f"{run.mode}, prompt"] = run.prompt_drift
-            lines[f"{run.mode}, decoding"] = run.decode_drift
+    lines = report.drift_lines(dtype)
     values = [one.maximum for line in lines.values() for one in line if one.maximum > 0]
     if not values:
         return "<p>None: all layers have equal bits.</p>"

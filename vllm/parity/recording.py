@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vllm.parity.differences import first_difference
 from vllm.parity.setting import MODES, Setting, machine
 from vllm.parity.sides import Answer, HuggingFace, engine, engine_answers
@@ -50,9 +52,14 @@ def record(setting: Setting, side: str, path: str | Path) -> None:
 def _as_json(answer: Answer) -> dict[str, Any]:
     digests = None
     if answer.logits is not None:
-        digests = [hashlib.sha256(row.tobytes()).hexdigest()[:16] for row in answer.logits]
+        digests = logits_digests(answer.logits)
     chosen = [step[token] for step, token in zip(answer.logprobs, answer.tokens, strict=True)]
     return {"tokens": answer.tokens, "logprobs": chosen, "logits_digests": digests}
+
+
+def logits_digests(logits: np.ndarray) -> list[str]:
+    """Return a digest of the bits of each row of float32 [num_tokens, vocab_size]."""
+    return [hashlib.sha256(row.tobytes()).hexdigest()[:16] for row in logits]
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,15 @@ class Report:
     hf_drift: dict[str, dict[str, list[LayerDrift]]]
     runs: list[Run]
 
+    def drift_lines(self, dtype: str) -> dict[str, list[LayerDrift]]:
+        """Return every drift in a dtype by name: Hugging Face's own, then each run's."""
+        lines = dict(self.hf_drift[dtype])
+        for run in self.runs:
+            if run.dtype == dtype:
+                lines[f"{run.mode}, prompt"] = run.prompt_drift
+                lines[f"{run.mode}, decoding"] = run.decode_drift
+        return lines
+
     def as_json(self) -> str:
         """Return the report as a JSON object."""
         return json.dumps(asdict(self), indent=1)

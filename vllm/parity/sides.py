@@ -27,11 +27,12 @@ NUM_LOGPROBS = 20
 
 _SMALLEST_BLOCK = 16
 
-_FLAGS: dict[str, dict[str, Any]] = {
+FLAGS: dict[str, dict[str, Any]] = {
     "upstream": {},
     "hf_compat": {"hf_compat": True},
     "exact": {"hf_compat": "exact"},
 }
+"""Arguments of ``LLM`` for each of `MODES`."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def engine(setting: Setting, mode: str, num_tokens: int) -> Iterator[LLM]:
         enforce_eager=True,
         enable_prefix_caching=False,
         num_gpu_blocks_override=blocks,
-        **_FLAGS[mode],
+        **FLAGS[mode],
     )
     try:
         yield llm

@@ -98,11 +98,7 @@ def _candidates(report: Report, run: Run, index: int) -> Table:
 
 def _drift(report: Report, dtype: str) -> Table:
     """Hugging Face with a KV cache or padding from itself, and each engine from Hugging Face."""
-    lines = dict(report.hf_drift[dtype])
-    for run in report.runs:
-        if run.dtype == dtype:
-            lines[f"{run.mode}, prompt"] = run.prompt_drift
-            lines[f"{run.mode}, decoding"] = run.decode_drift
+    lines = report.drift_lines(dtype)
     table = Table(title=f"drift of hidden states in {dtype}: largest (mean)")
     table.add_column("layer", justify="right")
     for name in lines:
