@@ -11,12 +11,22 @@ namespace vllm_fork {
 constexpr uint32_t kSmallestScale = 64;  // 2^-63
 constexpr uint32_t kInvalidScale = 255;  // of a row with a number that is not finite
 
+// The smallest exponent e >= least with 127 * 256 * 2^e above the largest magnitude in a block, whose
+// bits are `largest`. A NaN or an infinity has one beyond the greatest.
+VLLM_FORK_INLINE int block_exponent(uint32_t largest, int least) {
+  constexpr int kFractionBits = 14;        // of 127 * 256 = 1.984375 * 2^14
+  constexpr uint32_t kToNextOctave = 0x20000;  // carries from 1.984375 on
+  const int exponent = static_cast<int>((largest + kToNextOctave) >> 23) - 127 - kFractionBits;
+  return exponent < least ? least : exponent;
+}
+
 // The scale of a row whose largest magnitude has these bits: its integers are at most 127 * 256, so
 // that their upper digit fits a signed byte.
 VLLM_FORK_INLINE uint32_t scale_of(uint32_t largest_bits) {
   if (largest_bits >= kInfinityBits) return kInvalidScale;
-  const uint32_t exponent = (largest_bits + 0x20000) >> 23;
-  return exponent < kSmallestScale + 14 ? kSmallestScale : exponent - 14;
+  constexpr int kBias = 127;
+  const int least = static_cast<int>(kSmallestScale) - kBias;
+  return static_cast<uint32_t>(block_exponent(largest_bits, least) + kBias);
 }
 
 // What the integers of a row stand for multiples of; 0 for an invalid one.

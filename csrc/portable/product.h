@@ -24,15 +24,6 @@ inline constexpr int kGreatestWeightExponent = 30;
 // Exponents by which channels are equalised lie in -kMostEqualised..kMostEqualised.
 inline constexpr int kMostEqualised = 16;
 
-// The smallest exponent e >= least with 127 * 256 * 2^e above the largest magnitude in a block, whose
-// bits are `largest`. A NaN or an infinity has one beyond the greatest.
-VLLM_FORK_INLINE int block_exponent(uint32_t largest, int least) {
-  constexpr int kFractionBits = 14;        // of 127 * 256 = 1.984375 * 2^14
-  constexpr uint32_t kToNextOctave = 0x20000;  // carries from 1.984375 on
-  const int exponent = static_cast<int>((largest + kToNextOctave) >> 23) - 127 - kFractionBits;
-  return exponent < least ? least : exponent;
-}
-
 // To the nearest integer, ties to even, for |x| < 2^22.
 VLLM_FORK_INLINE int32_t round_to_integer(float x) {
 #if defined(__CUDA_ARCH__)

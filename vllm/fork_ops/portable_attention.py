@@ -8,14 +8,14 @@ of blocks or the place of tokens.
 
 import torch
 
-from .portable_library import has_portable_operators
+from . import library
 
 __all__ = ["attention_cache_shape", "portable_append", "portable_attention"]
 
 TILE_TOKENS = 16
 """Cache blocks hold a multiple of this many tokens."""
 
-if has_portable_operators():
+if library.load():
 
     @torch.library.register_fake("vllm_fork::portable_append")
     def _(

@@ -9,7 +9,7 @@ import enum
 
 import torch
 
-from .portable_library import has_portable_operators
+from . import library
 
 __all__ = ["Function", "portable_gated", "portable_map"]
 
@@ -34,7 +34,7 @@ class Function(enum.StrEnum):
     """The approximation of GELU by a hyperbolic tangent."""
 
 
-if has_portable_operators():
+if library.load():
 
     @torch.library.register_fake("vllm_fork::portable_map")
     def _(x: torch.Tensor, function: str) -> torch.Tensor:

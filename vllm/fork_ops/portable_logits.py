@@ -6,11 +6,11 @@ one order, by value and then by index.
 
 import torch
 
-from .portable_library import has_portable_operators
+from . import library
 
 __all__ = ["portable_argmax", "portable_log_softmax", "portable_top_k"]
 
-if has_portable_operators():
+if library.load():
 
     @torch.library.register_fake("vllm_fork::portable_log_softmax")
     def _(logits: torch.Tensor) -> torch.Tensor:

@@ -7,11 +7,11 @@ reshaped rows.
 
 import torch
 
-from .portable_library import has_portable_operators
+from . import library
 
 __all__ = ["portable_layer_norm", "portable_rms_norm"]
 
-if has_portable_operators():
+if library.load():
 
     @torch.library.register_fake("vllm_fork::portable_norm")
     def _(

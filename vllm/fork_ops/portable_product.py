@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .portable_library import has_portable_operators
+from . import library
 
 __all__ = [
     "PackedWeight",
@@ -39,7 +39,7 @@ __all__ = [
 MOST_SEGMENTS = 8
 """Cards that can split the input channels of one layer, at most."""
 
-if has_portable_operators():
+if library.load():
 
     @torch.library.register_fake("vllm_fork::channel_statistics")
     def _(weight: torch.Tensor) -> torch.Tensor:

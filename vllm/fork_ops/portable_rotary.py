@@ -7,11 +7,11 @@ that scale it) is a choice of frequencies and of a scale.
 
 import torch
 
-from .portable_library import has_portable_operators
+from . import library
 
 __all__ = ["portable_rotate", "rotary_frequencies", "rotary_table"]
 
-if has_portable_operators():
+if library.load():
 
     @torch.library.register_fake("vllm_fork::portable_rotary_frequencies")
     def _(size: int, base: float) -> torch.Tensor:

@@ -7,11 +7,11 @@ alone, so a request draws the same tokens in any batch.
 
 import torch
 
-from .portable_library import has_portable_operators
+from . import library
 
 __all__ = ["portable_draw", "portable_filter"]
 
-if has_portable_operators():
+if library.load():
 
     @torch.library.register_fake("vllm_fork::portable_filter")
     def _(
