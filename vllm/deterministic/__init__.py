@@ -1,0 +1,1 @@
+"""The same bits whatever the batch, the cache, the threads, the instruction set or the machine."""
