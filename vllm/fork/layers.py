@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from vllm.deterministic.layers import use_portable_layers
 from vllm.fork.flags import ForkFlags
 from vllm.hf_numerics.layers import drop_soft_caps, use_hf_layers
 
@@ -26,6 +25,9 @@ def prepare_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
     if flags.hf_compat:
         drop_soft_caps(model, vllm_config)
     if flags.is_portable:
+        # Not before a model is made: models import what imports this module.
+        from vllm.deterministic.layers import use_portable_layers
+
         use_portable_layers(model, vllm_config)
     else:
         use_hf_layers(model, vllm_config)
