@@ -6,7 +6,6 @@ start; what computes without parameters is found by `check.check_operations`.
 
 from __future__ import annotations
 
-from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from vllm.deterministic.norms import (
     forward_rms_norm,
 )
 from vllm.deterministic.refusal import refusal
-from vllm.deterministic.rotary import forward_rotary, is_portable_rotation, portable_table
+from vllm.deterministic.rotary import is_rotary, portable_rotation
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm, LayerNorm, RMSNorm
@@ -36,7 +35,6 @@ from vllm.model_executor.layers.linear import (
     UnquantizedLinearMethod,
 )
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
-from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     UnquantizedEmbeddingMethod,
@@ -83,8 +81,10 @@ def _portable(name: str, layer: nn.Module) -> nn.Module:
         _use_portable_attention(name, layer)
     elif type(layer) in _NORMS:
         _use_portable_norm(name, layer)
-    elif isinstance(layer, RotaryEmbeddingBase):
-        return _portable_rotation(name, layer)
+    elif is_rotary(layer):
+        if (rotation := portable_rotation(layer)) is None:
+            raise refusal(name, layer, "this rotary embedding is not specified")
+        return rotation
     elif type(layer) is LogitsProcessor:
         return PortableLogitsProcessor(layer)
     elif (activation := portable_activation(layer)) is not None:
@@ -156,14 +156,3 @@ def _use_portable_norm(name: str, layer: Any) -> None:
         layer.forward = forward  # type: ignore[method-assign]
     else:
         layer._forward_method = forward
-
-
-def _portable_rotation(name: str, layer: RotaryEmbeddingBase) -> RotaryEmbeddingBase:
-    if is_portable_rotation(layer):
-        return layer
-    table = portable_table(layer)
-    if table is None:
-        raise refusal(name, layer, "this rotary embedding is not specified")
-    layer = copy(layer)  # vLLM keeps these for the next model of the process
-    layer._forward_method = partial(forward_rotary, layer, table=table)
-    return layer

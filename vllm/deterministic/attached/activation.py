@@ -1,0 +1,41 @@
+"""Activations of Transformers with portable bits."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from transformers import activations as hf
+
+from vllm.fork_ops.portable_functions import Function, portable_map
+
+_FUNCTIONS: dict[type[nn.Module], Function] = {
+    nn.ReLU: Function.RELU,
+    nn.SiLU: Function.SILU,
+    hf.SiLUActivation: Function.SILU,
+    hf.GELUActivation: Function.GELU,
+    hf.NewGELUActivation: Function.GELU_TANH,
+    hf.GELUTanh: Function.GELU_TANH,
+    hf.FastGELUActivation: Function.GELU_TANH,
+    hf.QuickGELUActivation: Function.QUICK_GELU,
+    hf.ReLUSquaredActivation: Function.SQUARED_RELU,
+}
+"""By exact class: a subclass may compute something else."""
+
+
+class PortableActivation(nn.Module):
+    """A function of each element."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the function of x [...], in its dtype."""
+        return portable_map(x.contiguous(), self.function)
+
+
+def function_of(module: nn.Module) -> Function | None:
+    """Return what an activation of Transformers computes; None if it has no portable form."""
+    if type(module) is nn.GELU:
+        return Function.GELU_TANH if module.approximate == "tanh" else Function.GELU
+    return _FUNCTIONS.get(type(module))

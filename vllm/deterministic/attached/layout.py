@@ -1,0 +1,147 @@
+"""Where the tokens of a left-padded batch stand: in their sequences and in the kernel's cache.
+
+Transformers makes a mask once a forward for all layers of a kind. Deterministic mode's "mask" is a
+`Layout`; the kernel needs no mask, since queries are a sequence's last tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .refusal import refusal
+
+BLOCK_TOKENS = 64
+"""Of a block of the kernel's cache; results do not depend on it."""
+
+
+class Layout:
+    """The tokens of a batch in columns: keys, of which the last `num_queries` are queries, too.
+
+    Args:
+        padding: int64 [batch], the columns of each row before its first token.
+        first_column: of the keys; columns before it have left a sliding window's cache.
+        num_keys: columns of keys.
+        num_queries: columns of queries.
+        num_seen: keys that the mask lets the last query see.
+
+    Attributes:
+        slots: int64 [batch * num_keys], where each key goes in the cache; -1 for padding.
+        pages: int32 [batch, blocks], the blocks of each sequence.
+        num_blocks: of the cache.
+        lengths: int32 [batch], tokens so far.
+        query_starts: int32 [batch + 1], the first query of each sequence.
+        query_rows: int64, which of the batch * num_queries queries are tokens; None for all.
+    """
+
+    def __init__(
+        self,
+        padding: torch.Tensor,
+        first_column: int,
+        num_keys: int,
+        num_queries: int,
+        num_seen: int,
+    ) -> None:
+        self.num_keys = num_keys
+        self.num_queries = num_queries
+        self.num_seen = num_seen
+        last_column = first_column + num_keys
+        columns = torch.arange(first_column, last_column) - padding[:, None]
+        lengths = last_column - padding
+        self._place(columns, (first_column - padding).clamp(min=0), lengths)
+        self.lengths = lengths.to(torch.int32)
+        self._query_positions = columns[:, num_keys - num_queries :]
+        is_token = self._query_positions >= 0
+        counts = is_token.sum(1)
+        self.query_starts = _after_zero(counts.cumsum(0)).to(torch.int32)
+        self.query_rows = None if is_token.all() else is_token.flatten().nonzero().flatten()
+        self._has_checked_positions = False
+
+    def _place(self, positions: torch.Tensor, first: torch.Tensor, lengths: torch.Tensor) -> None:
+        """Give each sequence blocks of its own, for the positions that its keys have."""
+        first_block = first // BLOCK_TOKENS
+        used = (lengths + BLOCK_TOKENS - 1) // BLOCK_TOKENS - first_block
+        shift = _after_zero(used.cumsum(0))[:-1] - first_block
+        slots = shift[:, None] * BLOCK_TOKENS + positions
+        self.slots = slots.masked_fill(positions < 0, -1).flatten()
+        self.num_blocks = max(int(used.sum()), 1)
+        width = max(int((first_block + used).max()), 1)
+        pages = torch.arange(width) + shift[:, None]
+        self.pages = pages.clamp(min=0).to(torch.int32)
+
+    def check_positions(self, position_ids: torch.Tensor | None) -> None:
+        """Refuse other positions than those counted from each row's first token.
+
+        Args:
+            position_ids: int64 [batch or 1, num_queries]; padding may have any.
+
+        Raises:
+            ValueError: they are others: of packed sequences, or counted from the padding.
+        """
+        if self._has_checked_positions:
+            return
+        expected = self._query_positions
+        if position_ids is None or not bool(((position_ids == expected) | (expected < 0)).all()):
+            raise refusal(
+                "these position_ids",
+                "they must count from 0 at the first token of each row, as generate() makes them",
+            )
+        self._has_checked_positions = True
+
+
+def _after_zero(numbers: torch.Tensor) -> torch.Tensor:
+    """Return numbers [n] with a 0 before them."""
+    return torch.cat((numbers.new_zeros(1), numbers))
+
+
+def make_layout(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: Any = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., torch.Tensor] | None = None,
+    attention_mask: torch.Tensor | None = None,
+    **options: Any,
+) -> Layout:
+    """Return the layout of a batch, where Transformers asks for a mask (``AttentionMaskInterface``).
+
+    Args:
+        batch_size: rows.
+        q_length: columns of queries.
+        kv_length: columns of keys.
+        q_offset: the column of the first query.
+        kv_offset: the column of the first key.
+        mask_function: of (row, head, column of query, column of key), whether it is seen.
+        attention_mask: bool [batch_size, columns], false for padding; None for none.
+        options: what other implementations need.
+
+    Raises:
+        ValueError: there is padding behind a token, the cache has room that is not used, or the
+            mask is made of other rules than causality and a window.
+    """
+    columns = int(q_offset) + q_length
+    if kv_offset + kv_length != columns:
+        raise refusal("this cache", "it must hold the tokens so far and no more, as DynamicCache")
+    if options.get("use_vmap") or mask_function is None:
+        raise refusal("this mask", "only causal masks and sliding windows are specified")
+    keys = torch.arange(kv_offset, columns)
+    zero = torch.zeros((), dtype=torch.long)
+    seen = mask_function(zero, zero, torch.tensor(columns - 1), keys)
+    padding = torch.zeros(batch_size, dtype=torch.long)
+    if attention_mask is not None:
+        padding = _left_padding(attention_mask, columns)
+    return Layout(padding, kv_offset, kv_length, q_length, int(seen.expand(kv_length).sum()))
+
+
+def _left_padding(mask: torch.Tensor, columns: int) -> torch.Tensor:
+    if mask.shape[1] != columns:
+        raise refusal(
+            "this attention_mask", f"it has {mask.shape[1]} columns, but there are {columns} tokens"
+        )
+    padding = (~mask).sum(1)
+    if not torch.equal(mask, torch.arange(columns) >= padding[:, None]):
+        raise refusal("this attention_mask", "only padding on the left is specified")
+    return padding

@@ -1,0 +1,83 @@
+"""Linear layers as portable products; see ``docs/numerics/products.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from vllm.fork_ops.portable_functions import Function, portable_map
+from vllm.fork_ops.portable_product import (
+    PackedWeight,
+    channel_statistics,
+    equalising_exponents,
+    pack_weight,
+    portable_product,
+)
+
+Affine = nn.Linear | Conv1D
+
+
+class PortableLinear(nn.Module):
+    """``x W^T + b`` with a packed weight.
+
+    Args:
+        weight: of `pack_weight`.
+        bias: [out_features] or None.
+        dtype: of the result; that of ``x`` if None.
+    """
+
+    def __init__(
+        self, weight: PackedWeight, bias: nn.Parameter | None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.packed = weight
+        self.bias = bias
+        self._dtype = dtype
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return [..., out_features] of x [..., in_features]."""
+        product = portable_product(x.flatten(0, -2), self.packed, self.bias, self._dtype)
+        return product.view(*x.shape[:-1], -1)
+
+
+class PortableHead(PortableLinear):
+    """The output embedding: float32 logits, which may be capped.
+
+    Args:
+        weight: of `pack_weight`.
+        bias: [vocab_size] or None.
+        cap: logits become cap * tanh(logits / cap), as in Gemma 2; None leaves them.
+    """
+
+    def __init__(self, weight: PackedWeight, bias: nn.Parameter | None, cap: float | None) -> None:
+        super().__init__(weight, bias, torch.float32)
+        self._cap = cap
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits, float32 [..., vocab_size], of x [..., hidden_size]."""
+        logits = super().forward(x)
+        if self._cap is None:
+            return logits
+        # A tensor: PyTorch divides by a number on CPU, and on CUDA multiplies with what is nearly
+        # its reciprocal.
+        caps = logits.new_full((1,), self._cap)
+        return portable_map(logits / caps, Function.TANH) * caps
+
+
+def pack_together(layers: Sequence[Affine]) -> list[PackedWeight]:
+    """Pack the weights of layers that share their input, equalised as one."""
+    weights = [matrix(layer) for layer in layers]
+    statistics = channel_statistics(weights[0])
+    for weight in weights[1:]:
+        statistics = statistics + channel_statistics(weight)
+    exponents = equalising_exponents(statistics)
+    return [pack_weight(weight, exponents) for weight in weights]
+
+
+def matrix(layer: Affine) -> torch.Tensor:
+    """Return the weight as [out_features, in_features], contiguous; ``Conv1D`` keeps it transposed."""
+    weight = layer.weight.data
+    return (weight.t() if isinstance(layer, Conv1D) else weight).contiguous()

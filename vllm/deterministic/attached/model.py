@@ -1,0 +1,128 @@
+"""Puts the portable kernels under a model of Transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.models.opt.modeling_opt import OPTAttention
+from transformers.pytorch_utils import Conv1D
+
+from .activation import PortableActivation, function_of
+from .attention import NAME, register_attention
+from .linear import PortableHead, PortableLinear, pack_together
+from .mlp import portable_gated_mlp
+from .norm import PortableLayerNorm, PortableRMSNorm, portable_norm
+from .refusal import refusal
+from .rehearsal import rehearse
+from .rotary import portable_rotary, use_rotations
+from .support import check_model
+
+_TOGETHER = ("q_proj", "k_proj", "v_proj")
+"""Layers of one input, which vLLM has as one matrix; gates are `portable_gated_mlp`'s."""
+
+_HOLDERS = (nn.Embedding, PortableLinear, PortableLayerNorm, PortableRMSNorm)
+"""What may hold parameters afterwards; rows of an embedding are looked up, which is exact."""
+
+Replacement = Callable[[str, Any], nn.Module | None]
+
+
+@torch.no_grad()
+def attach_kernels(model: PreTrainedModel, *, max_length: int | None = None) -> PreTrainedModel:
+    """Replace the modules of a model by those with portable bits, in place.
+
+    Logits become float32, and their bits depend on the model and on the tokens before them: not on
+    the batch, left padding, the cache, how a prompt is cut, threads, instruction sets or machines.
+    The arithmetic is that of ``docs/numerics``, and of ``LLM(..., deterministic=True)``.
+
+    Weights are packed one after the other in the place of the originals, so the model takes as much
+    memory as before; it can no longer be saved or trained. Positions count from each row's first
+    token, as in ``generate()``. A cap on the logits moves from the configuration into the head.
+
+    Args:
+        model: with bfloat16 or float16 parameters on CPU, in evaluation mode.
+        max_length: tokens of the longest sequence, of which LongRoPE and dynamic scaling need to
+            know; the engine's ``max_model_len``. By default ``config.max_position_embeddings``.
+
+    Returns:
+        `model`. If an error was raised, it is of no use any more.
+
+    Raises:
+        TypeError: `model` is none of Transformers.
+        ValueError: the model, or a module that is named, has no portable form.
+        InexactOperationError: it computes something between its modules that has none.
+    """
+    check_model(model)
+    model.requires_grad_(False)
+    register_attention()
+    model.set_attn_implementation(NAME)
+    for module in list(model.modules()):
+        use_rotations(module)
+    _replace_all(model, lambda name, module: portable_rotary(name, module, max_length))
+    _replace_all(model, lambda name, module: portable_norm(module))
+    _replace_all(model, lambda name, module: portable_gated_mlp(module))
+    _replace_all(model, lambda name, module: _activation(module))
+    _replace_head(model)
+    _replace_linear_layers(model)
+    _check_holders(model)
+    rehearse(model)
+    return model
+
+
+def _activation(module: nn.Module) -> PortableActivation | None:
+    function = function_of(module)
+    return None if function is None else PortableActivation(function)
+
+
+def _replace_all(model: nn.Module, portable: Replacement) -> None:
+    for name, module in list(model.named_modules()):
+        replacement = portable(name, module)
+        if replacement is not None:
+            _replace(model, name, replacement)
+
+
+def _replace(model: nn.Module, name: str, replacement: nn.Module) -> None:
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, replacement)
+
+
+def _replace_head(model: Any) -> None:
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear:
+        return
+    name = next(name for name, module in model.named_modules() if module is head)
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    if cap is not None:
+        model.config.final_logit_softcapping = None
+    _replace(model, name, PortableHead(pack_together([head])[0], head.bias, cap))
+
+
+def _replace_linear_layers(model: nn.Module) -> None:
+    for parent in list(model.modules()):
+        layers = {
+            name: layer
+            for name, layer in parent.named_children()
+            if type(layer) in (nn.Linear, Conv1D)
+        }
+        while layers:
+            names = [name for name in _TOGETHER if all(one in layers for one in _TOGETHER)]
+            names = names or [next(iter(layers))]
+            group = [layers.pop(name) for name in names]
+            for name, layer, weight in zip(names, group, pack_together(group), strict=True):
+                setattr(parent, name, PortableLinear(weight, layer.bias))
+        if isinstance(parent, OPTAttention):
+            _scale_in_kernel(parent)
+
+
+def _scale_in_kernel(attention: Any) -> None:
+    """Scale OPT's scores, not its queries, which would be rounded once more."""
+    attention.portable_scaling, attention.scaling = attention.scaling, 1.0
+
+
+def _check_holders(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if module._parameters and not isinstance(module, _HOLDERS):
+            raise refusal(f"{name} ({type(module).__name__})", "it is not specified")

@@ -1,0 +1,61 @@
+"""Which models are refused at once, by their class, dtype, place and configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from vllm.fork_ops import library
+
+from .refusal import refusal
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+def check_model(model: Any) -> None:
+    """Refuse what has no portable form as a whole.
+
+    Raises:
+        TypeError: `model` is no ``PreTrainedModel``.
+        ValueError: it is in training, quantised, not on CPU or neither bfloat16 nor float16, or has
+            experts or latent attention.
+        RuntimeError: the compiled operators are not there.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"attach takes a PreTrainedModel of Transformers, not {type(model)}.")
+    if not library.load():
+        raise RuntimeError("deterministic mode needs the fork's compiled operators.")
+    name = type(model).__name__
+    if model.training:
+        raise refusal(
+            name, "it is in training mode, and the kernels have no gradients: call eval()"
+        )
+    if getattr(model, "hf_quantizer", None) is not None or hasattr(
+        model.config, "quantization_config"
+    ):
+        raise refusal(name, "it is quantised, and only bfloat16 and float16 weights are specified")
+    _check_parameters(model, name)
+    _check_architecture(model.config.get_text_config(), name)
+
+
+def _check_parameters(model: PreTrainedModel, name: str) -> None:
+    for parameter_name, parameter in model.named_parameters():
+        if parameter.device.type != "cpu":
+            raise refusal(name, f"{parameter_name} is on {parameter.device}, not on CPU")
+        if parameter.dtype not in (torch.bfloat16, torch.float16):
+            raise refusal(
+                name,
+                f"{parameter_name} is {parameter.dtype}, and the kernels are for models in "
+                "torch.bfloat16 or torch.float16",
+            )
+
+
+def _check_architecture(config: Any, name: str) -> None:
+    if any((getattr(config, experts, None) or 0) > 1 for experts in _EXPERTS):
+        raise refusal(name, "it is a mixture of experts, whose routing is not specified")
+    if getattr(config, "kv_lora_rank", None):
+        raise refusal(name, "it has latent attention (MLA), which is not specified")
+    if getattr(config, "is_encoder_decoder", False):
+        raise refusal(name, "it has an encoder, and only causal attention is specified")

@@ -1,0 +1,157 @@
+"""Refuses floating-point operations whose bits may differ between machines.
+
+Everything PyTorch runs passes the guard. Allowed are operations that move numbers or round once,
+as IEEE 754 says, and the fork's portable ones. What is not listed is refused, so that an operation
+nobody thought of is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["InexactOperationError", "only_exact_operations", "only_exact_operations_of"]
+
+_MOVES = """
+    _reshape_alias _to_copy _unsafe_view alias as_strided cat clone contiguous constant_pad_nd copy
+    copy_ detach diagonal embedding empty empty_like empty_strided expand fill fill_ flip full
+    full_like gather index index_copy index_copy_ index_put index_put_ index_select lift_fresh
+    lift_fresh_copy masked_fill masked_fill_ masked_scatter masked_select narrow new_empty
+    new_empty_strided new_full new_ones new_zeros ones ones_like permute repeat reshape resize_ roll
+    scalar_tensor scatter select select_scatter set_ slice slice_scatter split split_with_sizes
+    squeeze stack t transpose tril triu unbind unfold unsqueeze view view_as where zero_ zeros
+    zeros_like _local_scalar_dense _pin_memory is_pinned
+""".split()
+"""Copies and views; `_to_copy` and `copy_` round to the nearest number of another format."""
+
+_COMPARISONS = """
+    eq ne lt le gt ge equal isnan isinf isfinite isneginf isposinf logical_and logical_or
+    logical_not abs neg maximum minimum sign signbit allclose is_nonzero
+""".split()
+
+_ROUNDED_ONCE = "add add_ sub sub_ mul mul_ div div_".split()
+"""Each result is the exact one, rounded (in 16 bits through float32, on every machine)."""
+
+_EXACT = frozenset(f"aten::{name}" for name in (*_MOVES, *_COMPARISONS, *_ROUNDED_ONCE))
+
+_PORTABLE = frozenset(
+    f"vllm_fork::{name}"
+    for name in """
+        portable_map portable_gated portable_norm portable_rotary_frequencies portable_rotary_table
+        portable_rotate portable_append portable_attention portable_log_softmax portable_argmax
+        portable_top_k portable_filter portable_draw portable_product sum_partials pack_weight
+        unpack_weight channel_statistics equalising_exponents
+    """.split()
+)
+
+
+class InexactOperationError(RuntimeError):
+    """An operation was refused; the message names it, where it is and why."""
+
+
+@contextmanager
+def only_exact_operations(where: str | Callable[[], str]) -> Iterator[None]:
+    """Refuse operations on floating-point tensors whose bits are not specified.
+
+    Operations without a floating-point tensor, of integers and booleans, are all allowed.
+
+    Args:
+        where: what is being computed, for the message, or a function that returns it.
+
+    Raises:
+        InexactOperationError: such an operation was called.
+    """
+    with _Guard(where):
+        yield
+
+
+@contextmanager
+def only_exact_operations_of(model: nn.Module) -> Iterator[None]:
+    """The same while `model` computes; the message names the submodule.
+
+    Raises:
+        InexactOperationError: such an operation was called.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    running = [type(model).__name__]
+
+    def enter(module: nn.Module, arguments: Any) -> None:
+        running.append(names.get(id(module)) or type(module).__name__)
+
+    def leave(module: nn.Module, arguments: Any, result: Any) -> None:
+        running.pop()
+
+    hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
+    try:
+        with only_exact_operations(lambda: running[-1]):
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class _Guard(TorchDispatchMode):
+    def __init__(self, where: str | Callable[[], str]) -> None:
+        super().__init__()
+        self._where = where
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if any(_is_floating(x) for x in tree_leaves((args, kwargs, result))):
+            reason = _objection(func, args, kwargs)
+            if reason is not None:
+                where = self._where if isinstance(self._where, str) else self._where()
+                raise InexactOperationError(
+                    f"deterministic mode cannot compute {where}: it calls {_name(func)}, {reason}."
+                )
+        return result
+
+
+def _name(func: Any) -> str:
+    return str(func._schema.name)
+
+
+def _is_floating(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
+
+
+def _objection(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Return why an operation is refused; None if it is allowed."""
+    name = _name(func)
+    if name in _PORTABLE:
+        return None
+    if name not in _EXACT:
+        return "whose bits are not specified"
+    if name.removeprefix("aten::") in _ROUNDED_ONCE:
+        return _objection_to_arithmetic(name, args, kwargs)
+    return None
+
+
+def _objection_to_arithmetic(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str | None:
+    if kwargs.get("alpha", 1) != 1:
+        return "with a factor, which some machines fuse"
+    if kwargs.get("rounding_mode") is not None:
+        return "with a rounding mode"
+    x, y = args[:2]
+    if isinstance(y, torch.Tensor) and y.dim() > 0:
+        return None
+    if name.startswith("aten::div"):
+        return "by a single number, whose reciprocal some machines multiply with"
+    if x.is_floating_point() and float(torch.tensor(float(y), dtype=x.dtype)) != float(y):
+        return f"with {float(y)}, which is no number of {x.dtype} and would be rounded"
+    return None
