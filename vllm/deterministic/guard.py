@@ -7,7 +7,7 @@ nobody thought of is found.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,23 +60,26 @@ class InexactOperationError(RuntimeError):
 
 
 @contextmanager
-def only_exact_operations(where: str | Callable[[], str]) -> Iterator[None]:
+def only_exact_operations(
+    where: str | Callable[[], str], also: Collection[str] = ()
+) -> Iterator[None]:
     """Refuse operations on floating-point tensors whose bits are not specified.
 
     Operations without a floating-point tensor, of integers and booleans, are all allowed.
 
     Args:
         where: what is being computed, for the message, or a function that returns it.
+        also: names of operators that are portable here, such as ``vllm::all_gather``.
 
     Raises:
         InexactOperationError: such an operation was called.
     """
-    with _Guard(where):
+    with _Guard(where, also):
         yield
 
 
 @contextmanager
-def only_exact_operations_of(model: nn.Module) -> Iterator[None]:
+def only_exact_operations_of(model: nn.Module, also: Collection[str] = ()) -> Iterator[None]:
     """The same while `model` computes; the message names the submodule.
 
     Raises:
@@ -93,7 +96,7 @@ def only_exact_operations_of(model: nn.Module) -> Iterator[None]:
 
     hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
     try:
-        with only_exact_operations(lambda: running[-1]):
+        with only_exact_operations(lambda: running[-1], also):
             yield
     finally:
         for hook in hooks:
@@ -101,9 +104,10 @@ def only_exact_operations_of(model: nn.Module) -> Iterator[None]:
 
 
 class _Guard(TorchDispatchMode):
-    def __init__(self, where: str | Callable[[], str]) -> None:
+    def __init__(self, where: str | Callable[[], str], also: Collection[str]) -> None:
         super().__init__()
         self._where = where
+        self._portable = _PORTABLE.union(also)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -111,7 +115,8 @@ class _Guard(TorchDispatchMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if any(_is_floating(x) for x in tree_leaves((args, kwargs, result))):
-            reason = _objection(func, args, kwargs)
+            is_portable = _name(func) in self._portable
+            reason = None if is_portable else _objection(func, args, kwargs)
             if reason is not None:
                 where = self._where if isinstance(self._where, str) else self._where()
                 raise InexactOperationError(
@@ -131,8 +136,6 @@ def _is_floating(x: Any) -> bool:
 def _objection(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     """Return why an operation is refused; None if it is allowed."""
     name = _name(func)
-    if name in _PORTABLE:
-        return None
     if name not in _EXACT:
         return "whose bits are not specified"
     if name.removeprefix("aten::") in _ROUNDED_ONCE:
