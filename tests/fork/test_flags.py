@@ -33,8 +33,7 @@ def test_command_line(arguments: tuple[str, ...], value: bool | str) -> None:
     ("arguments", "sentence"),
     [
         (("--split-qkv", "always"), "unrecognized arguments: always"),
-        (("--deterministic",), "deterministic=True is not implemented in this release"),
-        (("--deterministic", "batch"), "deterministic='batch' is not implemented"),
+        (("--deterministic", "on"), "deterministic='on' is not a value of this flag"),
         (("--hf-compat", "true"), "hf_compat='true' is not a value of this flag"),
         (("--no-hf-compat", "exact"), "--no-hf-compat takes no value"),
     ],

@@ -31,32 +31,27 @@ class FlagSpec:
 
     Attributes:
         modes: string values accepted besides True and False.
-        available: the values that this release implements, besides False.
         help: the text of ``vllm serve --help``.
     """
 
     modes: tuple[str, ...]
-    available: tuple[FlagValue, ...]
     help: str
 
 
 SPECS: dict[str, FlagSpec] = {
     "hf_compat": FlagSpec(
         modes=("exact",),
-        available=(True, "exact"),
         help="Answer as Hugging Face `generate()` does: its defaults and generation_config.json "
         "rules, its stopping rule, its logits processors over the whole prompt and output, and its "
         "sampled tokens for a seed. `exact` also computes the very bits of its logits, slower.",
     ),
     "split_qkv": FlagSpec(
         modes=(),
-        available=(True,),
         help="Compute q, k and v (and gate and up) as separate projections, as Hugging Face does; "
         "on with --hf-compat unless --no-split-qkv is given.",
     ),
     "deterministic": FlagSpec(
         modes=("batch",),
-        available=(True, "batch"),
         help="Make the bits of an answer depend on model, weights and tokens alone: not on batch, "
         "caching, threads, tensor parallelism or machine. `batch` is upstream's batch-invariant "
         "mode on NVIDIA GPUs, which promises less.",
@@ -65,11 +60,10 @@ SPECS: dict[str, FlagSpec] = {
 
 
 def check_flag(name: str, value: object) -> FlagValue:
-    """Return `value` if this release can honour it.
+    """Return `value`, False for None.
 
     Raises:
-        ValueError: not a value of the flag, or a value that is not implemented yet; the sentence
-            names the values that are.
+        ValueError: not a value of the flag; the sentence names those that are.
     """
     spec = SPECS[name]
     if value is False or value is None:
@@ -77,11 +71,6 @@ def check_flag(name: str, value: object) -> FlagValue:
     if value is not True and value not in spec.modes:
         accepted = ", ".join(map(repr, (True, False, *spec.modes)))
         raise ValueError(f"{name}={value!r} is not a value of this flag; use one of {accepted}.")
-    if value not in spec.available:
-        instead = " or ".join(
-            [*(f"use {name}={v!r}" for v in spec.available), "leave the flag out"]
-        )
-        raise ValueError(f"{name}={value!r} is not implemented in this release: {instead}.")
     assert isinstance(value, bool | str)
     return value
 
