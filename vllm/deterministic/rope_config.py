@@ -71,9 +71,15 @@ def _of_dynamic(size: int, parameters: Any, config: Any, longest: int) -> Freque
 
 
 def _of_llama3(size: int, parameters: Any, config: Any, longest: int) -> Frequencies:
-    names = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor")
-    trained = parameters["original_max_position_embeddings"]
-    return llama3_frequencies(size, *(parameters[name] for name in names), trained), 1.0
+    frequencies = llama3_frequencies(
+        size,
+        parameters["rope_theta"],
+        parameters["factor"],
+        parameters["low_freq_factor"],
+        parameters["high_freq_factor"],
+        parameters["original_max_position_embeddings"],
+    )
+    return frequencies, 1.0
 
 
 def _of_yarn(size: int, parameters: Any, config: Any, longest: int) -> Frequencies:

@@ -69,7 +69,12 @@ def attach_kernels(model: PreTrainedModel, *, max_length: int | None = None) -> 
     _replace_linear_layers(model)
     _check_holders(model)
     rehearse(model)
+    model.save_pretrained = _refuse_to_save
     return model
+
+
+def _refuse_to_save(*arguments: Any, **options: Any) -> None:
+    raise ValueError("an attached model cannot be saved: its weights are packed. Save it before.")
 
 
 def _activation(module: nn.Module) -> PortableActivation | None:
@@ -112,7 +117,8 @@ def _replace_linear_layers(model: nn.Module) -> None:
             names = names or [next(iter(layers))]
             group = [layers.pop(name) for name in names]
             for name, layer, weight in zip(names, group, pack_together(group), strict=True):
-                setattr(parent, name, PortableLinear(weight, layer.bias))
+                bias: Any = layer.bias
+                setattr(parent, name, PortableLinear(weight, bias))
         if isinstance(parent, OPTAttention):
             _scale_in_kernel(parent)
 

@@ -28,6 +28,7 @@ FIRST_POSITIONS = 4096
 """Of a table when it is made; it doubles when a position is beyond."""
 
 _FUNCTION = "apply_rotary_pos_emb"
+_ARGUMENTS = ("q", "k", "cos", "sin", "unsqueeze_dim")
 _DEPENDS_ON_LENGTH = ("dynamic", "longrope")
 
 
@@ -134,7 +135,7 @@ def use_rotations(module: nn.Module) -> None:
     """Let the file that has the code of a module apply rotations.
 
     Raises:
-        ValueError: its function rotates other pairs than (j, h + j).
+        ValueError: its function has other arguments, or rotates other pairs than (j, h + j).
     """
     scope = inspect.unwrap(type(module).forward).__globals__
     stock = scope.get(_FUNCTION)
@@ -146,16 +147,18 @@ def use_rotations(module: nn.Module) -> None:
 
 def _with_rotations(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
-    def apply(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1, **others: Any) -> Any:
+    def apply(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
         if isinstance(cos, Rotation):
             return cos.of(q, unsqueeze_dim), cos.of(k, unsqueeze_dim)
-        return stock(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim, **others)
+        return stock(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
 
     apply.stock = stock  # type: ignore[attr-defined]
     return apply
 
 
 def _check_pairs(name: str, stock: Callable[..., Any]) -> None:
+    if tuple(inspect.signature(stock).parameters) != _ARGUMENTS:
+        raise refusal(name, f"its {_FUNCTION} has other arguments than {', '.join(_ARGUMENTS)}")
     size, tokens = 16, 3
     table = rotary_table(rotary_frequencies(size), tokens)
     x = torch.randn(1, 2, tokens, size, generator=torch.Generator().manual_seed(0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import torch
 
 TOLERANCE = 0.03
@@ -16,6 +15,6 @@ def sample_rows(size: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Return the Frobenius norm of the difference, relative to that of `one`; NaN counts as much."""
+    """Return the Frobenius norm of the difference, relative to `one`; infinite for NaN."""
     norm = float((one.double() - other.double()).norm() / one.double().norm())
     return norm if norm == norm else float("inf")

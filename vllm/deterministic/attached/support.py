@@ -37,6 +37,8 @@ def check_model(model: Any) -> None:
     ):
         raise refusal(name, "it is quantised, and only bfloat16 and float16 weights are specified")
     _check_parameters(model, name)
+    if model.config.is_encoder_decoder:
+        raise refusal(name, "it has an encoder, and only causal attention is specified")
     _check_architecture(model.config.get_text_config(), name)
 
 
@@ -57,5 +59,3 @@ def _check_architecture(config: Any, name: str) -> None:
         raise refusal(name, "it is a mixture of experts, whose routing is not specified")
     if getattr(config, "kv_lora_rank", None):
         raise refusal(name, "it has latent attention (MLA), which is not specified")
-    if getattr(config, "is_encoder_decoder", False):
-        raise refusal(name, "it has an encoder, and only causal attention is specified")

@@ -1,0 +1,91 @@
+"""The guard: what rounds once passes, and all else is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from vllm.deterministic.guard import InexactOperationError, only_exact_operations
+from vllm.fork_ops.portable_functions import Function, portable_map
+from vllm.fork_ops.row_products import row_products
+
+X = torch.arange(12, dtype=torch.bfloat16).view(3, 4) - 5
+
+ALLOWED: dict[str, Callable[[], object]] = {
+    "views": lambda: X.t().reshape(2, 6)[:, 1:].unsqueeze(0).expand(3, 2, 5).contiguous(),
+    "copies": lambda: torch.cat((X, X.float().half().bfloat16())).clone(),
+    "rows": lambda: torch.nn.functional.embedding(torch.tensor([1, 2]), X),
+    "selection": lambda: torch.where(X > 0, X, X[0]).masked_fill(X < -3, 0.0),
+    "sums": lambda: X + X - X[0],
+    "products": lambda: X * X * 0.5,
+    "quotients": lambda: X.float() / torch.tensor([3.0]),
+    "integers": lambda: torch.arange(5).cumsum(0).sum() // 2,
+    "portable": lambda: portable_map(X, Function.SILU),
+}
+
+REFUSED: dict[str, tuple[Callable[[], object], str]] = {
+    "matrix product": (lambda: X @ X.t(), "aten::mm, whose bits are not specified"),
+    "linear": (lambda: torch.nn.functional.linear(X, X, X[:, 0]), "aten::addmm"),
+    "softmax": (lambda: X.softmax(-1), "aten::_softmax"),
+    "exponential": (lambda: X.exp(), "aten::exp"),
+    "root": (lambda: (X * X).rsqrt(), "aten::rsqrt"),
+    "power": (lambda: X.pow(2), "aten::pow"),
+    "mean": (lambda: X.mean(), "aten::mean"),
+    "sum": (lambda: X.sum(-1), "aten::sum"),
+    "in place": (lambda: X.clone().exp_(), "aten::exp_"),
+    "silu": (lambda: torch.nn.functional.silu(X), "aten::silu"),
+    "norm": (lambda: torch.nn.functional.layer_norm(X, (4,)), "aten::native_layer_norm"),
+    "attention": (
+        lambda: torch.nn.functional.scaled_dot_product_attention(X[None], X[None], X[None]),
+        "attention",
+    ),
+    "division by a number": (lambda: X / 3, "by a single number"),
+    "division by one tensor": (lambda: X / torch.tensor(3.0), "by a single number"),
+    "fused sum": (lambda: torch.add(X, X, alpha=2), "with a factor"),
+    "a number of no 16 bits": (lambda: X * 0.1, "with 0.1, which is no number of torch.bfloat16"),
+    "a double of no 16 bits": (
+        lambda: X * torch.tensor(0.1, dtype=torch.float64),
+        "with 0.1, which is no number of torch.bfloat16",
+    ),
+    "rounded division": (
+        lambda: torch.div(X, X, rounding_mode="floor"),
+        "with a rounding mode",
+    ),
+    "an operator of the fork that is not portable": (
+        lambda: row_products(X.float(), X.float()),
+        "vllm_fork::row_products",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_what_rounds_once_passes(name: str) -> None:
+    expected = ALLOWED[name]()
+    with only_exact_operations("the test"):
+        found = ALLOWED[name]()
+    assert isinstance(expected, torch.Tensor)
+    assert isinstance(found, torch.Tensor)
+    assert torch.equal(expected, found)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_rest_is_refused(name: str) -> None:
+    compute, reason = REFUSED[name]
+    compute()
+    with (
+        pytest.raises(InexactOperationError, match=reason) as raised,
+        only_exact_operations("the test"),
+    ):
+        compute()
+    assert str(raised.value).startswith("deterministic mode cannot compute the test: it calls ")
+
+
+def test_the_place_is_asked_for_when_it_is_needed() -> None:
+    places = iter(["layers.3.mlp"])
+    with (
+        pytest.raises(InexactOperationError, match=r"compute layers\.3\.mlp: it calls aten::exp"),
+        only_exact_operations(lambda: next(places)),
+    ):
+        (X + X).exp()
