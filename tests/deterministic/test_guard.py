@@ -9,7 +9,7 @@ import torch
 
 from vllm.deterministic.guard import InexactOperationError, only_exact_operations
 from vllm.fork_ops.portable_functions import Function, portable_map
-from vllm.fork_ops.row_products import row_products
+from vllm.fork_ops.seen_tokens import apply_repetition_penalty
 
 X = torch.arange(12, dtype=torch.bfloat16).view(3, 4) - 5
 
@@ -38,8 +38,8 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "silu": (lambda: torch.nn.functional.silu(X), "aten::silu"),
     "norm": (lambda: torch.nn.functional.layer_norm(X, (4,)), "aten::native_layer_norm"),
     "attention": (
-        lambda: torch.nn.functional.scaled_dot_product_attention(X[None], X[None], X[None]),
-        "attention",
+        lambda: torch.nn.functional.scaled_dot_product_attention(*[X.view(1, 1, 3, 4)] * 3),
+        "aten::_scaled_dot_product",
     ),
     "division by a number": (lambda: X / 3, "by a single number"),
     "division by one tensor": (lambda: X / torch.tensor(3.0), "by a single number"),
@@ -54,8 +54,13 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         "with a rounding mode",
     ),
     "an operator of the fork that is not portable": (
-        lambda: row_products(X.float(), X.float()),
-        "vllm_fork::row_products",
+        lambda: apply_repetition_penalty(
+            torch.ones(1, 4),
+            torch.zeros(1, 1, dtype=torch.int32),
+            torch.zeros(1, dtype=torch.int32),
+            torch.ones(1),
+        ),
+        "vllm_fork::apply_repetition_penalty",
     ),
 }
 

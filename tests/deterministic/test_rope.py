@@ -21,7 +21,7 @@ from vllm.deterministic.rope import (
 )
 from vllm.deterministic.rope_config import frequencies_of
 
-ROUNDINGS = 5 * 2.0**-24
+ROUNDINGS = 10 * 2.0**-24
 """Transformers rounds each step to float32."""
 
 
@@ -36,7 +36,9 @@ def test_frequencies_are_those_of_transformers(name: str) -> None:
     frequencies, scale = frequencies_of(config, max_length=longest)
     assert frequencies.dtype == torch.float32
     assert frequencies.shape == expected.shape
-    assert ((frequencies - expected) / expected).abs().max() < 2 * ROUNDINGS
+    # At the end of YaRN's ramp, what is left of the whole frequency was rounded relative to 1.
+    bound = ROUNDINGS + (parameters["factor"] * 2.0**-24 if "yarn" in name else 0)
+    assert ((frequencies - expected) / expected).abs().max() < bound
     assert scale == pytest.approx(expected_scale, rel=2.0**-50)
 
 

@@ -76,7 +76,7 @@ class PortableRotaryEmbedding(nn.Module):
         Raises:
             ValueError: a position is beyond the longest sequence that was planned for.
         """
-        positions = position_ids.expand(x.shape[0], -1).flatten()
+        positions = position_ids.expand(x.shape[0], -1).flatten().contiguous()
         rotation = Rotation(positions, self._table(layer_type, int(positions.max()) + 1))
         return rotation, rotation
 
