@@ -12,10 +12,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["InexactOperationError", "only_exact_operations"]
+__all__ = ["InexactOperationError", "only_exact_operations", "only_exact_operations_of"]
 
 _MOVES = """
     _reshape_alias _to_copy _unsafe_view alias as_strided cat clone constant_pad_nd copy_ detach
@@ -67,6 +72,31 @@ def only_exact_operations(where: str | Callable[[], str]) -> Iterator[None]:
     """
     with _Guard(where):
         yield
+
+
+@contextmanager
+def only_exact_operations_of(model: nn.Module) -> Iterator[None]:
+    """The same while `model` computes; the message names the submodule.
+
+    Raises:
+        InexactOperationError: such an operation was called.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    running = [type(model).__name__]
+
+    def enter(module: nn.Module, arguments: Any) -> None:
+        running.append(names.get(id(module)) or type(module).__name__)
+
+    def leave(module: nn.Module, arguments: Any, result: Any) -> None:
+        running.pop()
+
+    hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
+    try:
+        with only_exact_operations(lambda: running[-1]):
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class _Guard(TorchDispatchMode):

@@ -56,8 +56,10 @@ SPECS: dict[str, FlagSpec] = {
     ),
     "deterministic": FlagSpec(
         modes=("batch",),
-        available=(),
-        help="Make the bits of an answer independent of batch, caching, threads and machine.",
+        available=(True, "batch"),
+        help="Make the bits of an answer depend on model, weights and tokens alone: not on batch, "
+        "caching, threads, tensor parallelism or machine. `batch` is upstream's batch-invariant "
+        "mode on NVIDIA GPUs, which promises less.",
     ),
 }
 
@@ -106,6 +108,16 @@ class ForkFlags:
     def splits_projections(self) -> bool:
         """Whether fused projections are computed as separate ones."""
         return bool(self.hf_compat if self.split_qkv is None else self.split_qkv)
+
+    @property
+    def is_portable(self) -> bool:
+        """Whether layers have the bits of the fork's specification."""
+        return self.deterministic is True
+
+    @property
+    def has_sampler(self) -> bool:
+        """Whether a sampler of the fork takes the place of vLLM's."""
+        return bool(self.hf_compat) or self.is_portable
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> ForkFlags:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -10,7 +11,6 @@ import numpy as np
 import torch
 
 from vllm.config.model import LogprobsMode
-from vllm.fork.flags import ForkFlags
 from vllm.hf_compat.batch import Batch, Group, Rows
 from vllm.hf_compat.beam_search import BeamSearch
 from vllm.hf_compat.draws import draw_tokens
@@ -32,10 +32,8 @@ logger = init_logger(__name__)
 _RUNNERS: WeakValueDictionary[int, GPUModelRunner] = WeakValueDictionary()
 
 
-def sampler_for(runner: GPUModelRunner, upstream: Sampler) -> Sampler:
-    """Return the sampler that `runner` uses: `upstream`, or an `HFSampler` in hf_compat."""
-    if not ForkFlags.of(runner.vllm_config).hf_compat:
-        return upstream
+def hf_sampler(runner: GPUModelRunner, upstream: Sampler) -> HFSampler:
+    """Return the sampler of `runner` in hf_compat, which stands in for `upstream`."""
     _RUNNERS[id(runner.vllm_config)] = runner
     return HFSampler(runner, upstream)
 
@@ -78,7 +76,7 @@ class HFSampler(Sampler):
         outputs, self._outputs = self._outputs, {}
         return outputs or None
 
-    def follow_batch(self) -> list[CachedRequestState]:
+    def follow_batch(self, num_drafts: Sequence[int] = ()) -> list[CachedRequestState]:
         """Read and return the requests of the runner's batch, before its step."""
         runner = self._runner
         requests = [runner.requests[req_id] for req_id in runner.input_batch.req_ids]

@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vllm.fork.model_config import config_of
 from vllm.hf_numerics.dtype import hf_dtype
 from vllm.hf_numerics.tensor_parallel import check_tensor_parallel_size
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
-from vllm.transformers_utils.config import get_config
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
-
     from vllm.engine.arg_utils import EngineArgs
     from vllm.fork.flags import ForkFlags
 
@@ -37,11 +35,13 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
     if flags.hf_compat == "exact":
         _prepare_exact(args, flags)
     if flags.splits_projections and args.tensor_parallel_size > 1:
-        check_tensor_parallel_size(args.tensor_parallel_size, _config_of(args).get_text_config())
+        check_tensor_parallel_size(args.tensor_parallel_size, config_of(args).get_text_config())
     if not flags.hf_compat:
         return
-    if args.dtype == "auto" and (dtype := hf_dtype(args.model, args.revision, _config_of(args))):
+    if args.dtype == "auto" and (dtype := hf_dtype(args.model, args.revision, config_of(args))):
         args.dtype = dtype
+    if flags.is_portable:
+        return  # layers of its own
     if args.load_format != LOAD_FORMAT and args.dtype in ("float32", torch.float32):
         return  # vLLM's own layers: all that differs is the last bits
     if _needs_hf_threads(args):
@@ -140,16 +140,3 @@ def _excluded(args: EngineArgs, flags: ForkFlags) -> dict[str, tuple[bool | None
         ),
         "kv_transfer_config": (args.kv_transfer_config is not None, "it keeps its own KV cache"),
     }
-
-
-def _config_of(args: EngineArgs) -> PreTrainedConfig:
-    overrides = args.hf_overrides
-    return get_config(
-        args.hf_config_path or args.model,
-        args.trust_remote_code,
-        args.revision,
-        args.code_revision,
-        args.config_format,
-        hf_overrides_kw=None if callable(overrides) else overrides,
-        hf_overrides_fn=overrides if callable(overrides) else None,
-    )

@@ -1,4 +1,4 @@
-"""Chooses how the layers of a model compute, once, when it is made.
+"""Gives the layers of a model Hugging Face's operations, when it is made.
 
 The choice is made on each layer object, so that two engines of one process can differ; without the
 flags nothing is touched.
@@ -61,17 +61,14 @@ _SCALES_QUERY = {"opt", "xglm"}
 """Models that multiply the query with the scale, in their dtype, before attention."""
 
 
-def prepare_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
-    """Make the layers of `model`, which is not loaded yet, compute what the flags ask for.
-
-    Models that hold other models come here several times; what is prepared stays as it is.
+def use_hf_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
+    """Make the layers of `model`, which is not loaded yet, compute what hf_compat and split_qkv ask
+    for; nothing without these flags.
 
     Raises:
         ValueError: see `split_projections`.
     """
     flags = ForkFlags.of(vllm_config)
-    if flags.hf_compat and attn_implementation(vllm_config.model_config) in (None, "sdpa"):
-        _drop_soft_caps(model)
     if flags.hf_compat and vllm_config.model_config.dtype != torch.float32:
         # In float32 vLLM's faster ones give the same tokens: all that differs is the last bits.
         config = vllm_config.model_config.hf_text_config
@@ -119,10 +116,12 @@ def _forward_of(layer: CustomOp, config: PreTrainedConfig) -> Callable[..., Any]
     return None
 
 
-def _drop_soft_caps(model: nn.Module) -> None:
+def drop_soft_caps(model: nn.Module, vllm_config: VllmConfig) -> None:
     """Leave attention scores as they are (Gemma 2's, for one), as ``sdpa_attention_forward`` does,
     which takes no ``softcap``; it is what Transformers chooses unless asked otherwise.
     """
+    if attn_implementation(vllm_config.model_config) not in (None, "sdpa"):
+        return
     for layer in model.modules():
         implementation: Any = getattr(layer, "impl", None)
         if getattr(implementation, "logits_soft_cap", None):

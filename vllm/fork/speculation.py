@@ -1,7 +1,7 @@
 """Speculative decoding: of the drafts, those that the sampler chooses itself.
 
-vLLM's rejection sampler keeps the distribution of tokens. HF's tokens for a seed are one sample of
-it, and HF's processors depend on every token before. So here each position of the drafts is an
+vLLM's rejection sampler keeps the distribution of tokens. The tokens for a seed are one sample of
+it, and processors depend on every token before. So here each position of the drafts is an
 ordinary step of the sampler: it chooses its token, with its own draw, and the next position counts
 if that is the draft's. No draw is spent on a draft, and the answer is the one without drafts,
 whoever made them.
@@ -9,15 +9,14 @@ whoever made them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 
-from vllm.hf_compat.sampler import HFSampler
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.metadata import SamplingMetadata
-from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 
 if TYPE_CHECKING:
@@ -27,22 +26,47 @@ if TYPE_CHECKING:
 _NO_TOKEN = -1  # as in `RejectionSampler.parse_output`
 
 
-def rejection_sampler_for(
-    runner: GPUModelRunner, upstream: RejectionSampler
-) -> RejectionSampler | DraftChecker:
-    """Return what judges drafts: `upstream`, or a `DraftChecker` in hf_compat."""
-    return DraftChecker(runner) if isinstance(runner.sampler, HFSampler) else upstream
+class StepSampler(Protocol):
+    """A sampler that chooses one token of each request, position by position."""
+
+    def follow_batch(self, num_drafts: Sequence[int]) -> list[CachedRequestState]:
+        """Read and return the requests of the runner's batch, before its step.
+
+        Args:
+            num_drafts: of each request in this step.
+        """
+
+    def step(
+        self, logits: torch.Tensor, sampling_metadata: SamplingMetadata, discarded: np.ndarray
+    ) -> SamplerOutput:
+        """Choose the next token of each request.
+
+        Args:
+            logits: [num_requests, vocab_size].
+            sampling_metadata: of the batch.
+            discarded: bool [num_requests], whether a row's token is thrown away.
+        """
+
+    def ended(self, token_ids: np.ndarray, discarded: np.ndarray) -> np.ndarray:
+        """Return bool [num_requests]: whether the token of a step was a request's last.
+
+        Args:
+            token_ids: int [num_requests], of the step.
+            discarded: as in `step`.
+        """
 
 
 class DraftChecker:
     """Stands in for ``RejectionSampler``.
 
     Args:
-        runner: whose sampler chooses.
+        runner: whose batch it is.
+        sampler: chooses.
     """
 
-    def __init__(self, runner: GPUModelRunner) -> None:
+    def __init__(self, runner: GPUModelRunner, sampler: StepSampler) -> None:
         self._runner = runner
+        self._sampler = sampler
 
     def __call__(
         self,
@@ -64,9 +88,8 @@ class DraftChecker:
             logprobs in the order of these ids if requests want them.
         """
         drafts, rows = _positions(metadata)
-        runner, sampler = self._runner, self._runner.sampler
-        assert isinstance(sampler, HFSampler)
-        requests = sampler.follow_batch()
+        runner, sampler = self._runner, self._sampler
+        requests = sampler.follow_batch(metadata.num_draft_tokens)
         skipped = runner.discard_request_mask.np[: len(drafts)].copy()
         lengths = [len(request.output_token_ids) for request in requests]
         token_ids = np.full(rows.shape, _NO_TOKEN, np.int32)

@@ -1,0 +1,41 @@
+"""What is checked before an engine in deterministic mode answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from vllm.deterministic.guard import only_exact_operations_of
+from vllm.deterministic.self_check import check_machine
+from vllm.fork.flags import ForkFlags
+from vllm.forward_context import set_forward_context
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+_NUM_TOKENS = 3
+
+
+def check_runner(runner: GPUModelRunner) -> None:
+    """Check the machine's bits and the model's operations; nothing without the flag.
+
+    Raises:
+        RuntimeError: see `check_machine`, or the model calls an operation whose bits are not
+            specified; the sentence names it.
+    """
+    if ForkFlags.of(runner.vllm_config).is_portable:
+        check_machine()
+        _check_operations(runner)
+
+
+@torch.inference_mode()
+def _check_operations(runner: GPUModelRunner) -> None:
+    """Compute the logits of some tokens, which are no request's."""
+    model = runner.get_model()
+    ids = torch.arange(_NUM_TOKENS, device=runner.device)
+    with (
+        set_forward_context(None, runner.vllm_config, num_tokens=_NUM_TOKENS),
+        only_exact_operations_of(model),
+    ):
+        model.compute_logits(model(input_ids=ids, positions=ids))

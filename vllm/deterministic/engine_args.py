@@ -1,0 +1,96 @@
+"""What deterministic mode asks of an engine, before its configuration is made."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+
+from vllm.fork.model_config import config_of
+from vllm.hf_numerics.dtype import hf_dtype
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+
+if TYPE_CHECKING:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.fork.flags import ForkFlags
+
+logger = init_logger(__name__)
+
+
+def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
+    """Choose what the flag needs, in place; nothing without it.
+
+    Raises:
+        ValueError: an argument, the dtype or the platform does not go with the flag.
+    """
+    if flags.deterministic == "batch":
+        _use_batch_invariance()
+    elif flags.deterministic:
+        _prepare_portable(args, flags)
+
+
+def _use_batch_invariance() -> None:
+    """Switch on upstream's kernels whose bits do not depend on the batch, for one GPU model."""
+    if not current_platform.is_cuda():
+        raise ValueError(
+            'deterministic="batch" is upstream\'s batch-invariant mode, which needs an NVIDIA '
+            "GPU: use deterministic=True here, which promises more."
+        )
+    os.environ["VLLM_BATCH_INVARIANT"] = "1"
+
+
+def _prepare_portable(args: EngineArgs, flags: ForkFlags) -> None:
+    if not current_platform.is_cpu():
+        raise ValueError(
+            "deterministic=True runs on CPUs in this release: leave the flag out, or use "
+            'deterministic="batch", which promises the same bits on the same GPU.'
+        )
+    for argument, (is_given, reason) in _excluded(args, flags).items():
+        if is_given:
+            raise ValueError(
+                f"deterministic=True does not go with {argument}, since {reason}: leave it out."
+            )
+    if args.dtype == "auto":
+        dtype = hf_dtype(args.model, args.revision, config_of(args))
+        args.dtype = dtype if dtype is not None else args.dtype
+    if args.dtype in ("float32", "float", torch.float32):
+        raise ValueError(
+            "deterministic=True multiplies with 15 bits of each number, fewer than float32 has: "
+            'use dtype="bfloat16" or dtype="float16".'
+        )
+    if not args.enforce_eager:
+        logger.info("deterministic: enforce_eager, since compiled code rounds in its own order.")
+        args.enforce_eager = True
+    if flags.split_qkv is not None:
+        logger.info("deterministic: split_qkv changes nothing, each row's bits are its own.")
+
+
+def _excluded(args: EngineArgs, flags: ForkFlags) -> dict[str, tuple[object, str]]:
+    """Return whether each argument is given that this mode does not have, and why it has not."""
+    return {
+        'hf_compat="exact"': (
+            flags.hf_compat == "exact",
+            "one promises the same bits everywhere and the other those of this machine's PyTorch "
+            "(hf_compat=True goes with it)",
+        ),
+        f"quantization={args.quantization!r}": (
+            args.quantization is not None,
+            "quantised weights are not specified",
+        ),
+        f"kv_cache_dtype={args.kv_cache_dtype!r}": (
+            args.kv_cache_dtype != "auto",
+            "keys and values are kept as integers of 16 bits",
+        ),
+        f"pipeline_parallel_size={args.pipeline_parallel_size}": (
+            args.pipeline_parallel_size > 1,
+            "it is not tested",
+        ),
+        "enable_expert_parallel=True": (args.enable_expert_parallel, "it is not specified"),
+        "enable_lora=True": (args.enable_lora, "adapters are not specified"),
+        "kv_transfer_config": (
+            args.kv_transfer_config is not None,
+            "it expects another KV cache",
+        ),
+    }

@@ -1,0 +1,60 @@
+"""The exponents of input channels, which are those of one card however many there are.
+
+They come from sums over the rows of all weights that share an input: vLLM has these in one matrix,
+q with k and v, gate with up. See ``docs/numerics/products.md``, section 3.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed import ReduceOp, all_gather, all_reduce
+
+from vllm.distributed import get_tp_group
+from vllm.fork_ops.portable_product import channel_statistics, equalising_exponents
+from vllm.model_executor.layers.linear import (
+    QKVParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+)
+
+
+def exponents_of(layer: Any, weight: torch.Tensor) -> torch.Tensor:
+    """Return the exponents of the channels of a layer, int8 [in_features of this card].
+
+    Args:
+        layer: a linear layer of vLLM or an embedding split by rows.
+        weight: what this card has of its weight, [out_features, in_features].
+    """
+    weight = weight.contiguous()
+    if isinstance(layer, ReplicatedLinear) or layer.tp_size == 1:
+        return equalising_exponents(channel_statistics(weight))
+    if isinstance(layer, RowParallelLinear):
+        return _of_split_channels(weight, layer.tp_size, layer.tp_rank)
+    if isinstance(layer, QKVParallelLinear):
+        return equalising_exponents(_of_all_heads(layer, weight))
+    return equalising_exponents(_sum_over_cards(channel_statistics(weight)))
+
+
+def _of_split_channels(weight: torch.Tensor, num_cards: int, card: int) -> torch.Tensor:
+    own = channel_statistics(weight)
+    found = [torch.empty_like(own) for _ in range(num_cards)]
+    all_gather(found, own, group=get_tp_group().cpu_group)
+    return equalising_exponents(torch.cat(found)).chunk(num_cards)[card].contiguous()
+
+
+def _of_all_heads(layer: QKVParallelLinear, weight: torch.Tensor) -> torch.Tensor:
+    """Return the statistics of q, k and v; several cards may have the same heads of k and v."""
+    num_queries = layer.num_heads * layer.head_size
+    queries, others = weight[:num_queries], weight[num_queries:]
+    replicated = _sum_over_cards(channel_statistics(others.contiguous()))
+    return (
+        _sum_over_cards(channel_statistics(queries.contiguous()))
+        + replicated // layer.num_kv_head_replicas
+    )
+
+
+def _sum_over_cards(statistics: torch.Tensor) -> torch.Tensor:
+    all_reduce(statistics, op=ReduceOp.SUM, group=get_tp_group().cpu_group)
+    return statistics

@@ -1,0 +1,158 @@
+"""Gives the layers of a model portable bits, when it is made, or says which one cannot have them.
+
+What is replaced is chosen by exact class. What holds parameters and is not known here stops the
+start; what computes without parameters is found by `check.check_operations`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from vllm.deterministic.activations import portable_activation
+from vllm.deterministic.attention import (
+    PortableAttentionBackend,
+    PortableAttentionImpl,
+    kv_cache_spec,
+)
+from vllm.deterministic.linear import PortableEmbeddingMethod, PortableLinearMethod
+from vllm.deterministic.logits import PortableLogitsProcessor
+from vllm.deterministic.norms import (
+    forward_gemma_rms_norm,
+    forward_layer_norm,
+    forward_rms_norm,
+)
+from vllm.deterministic.refusal import refusal
+from vllm.deterministic.rotary import is_rotary, portable_rotation
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.model_executor.layers.layernorm import GemmaRMSNorm, LayerNorm, RMSNorm
+from vllm.model_executor.layers.linear import (
+    LinearBase,
+    RowParallelLinear,
+    UnquantizedLinearMethod,
+)
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    UnquantizedEmbeddingMethod,
+    VocabParallelEmbedding,
+)
+from vllm.v1.attention.backend import AttentionType
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+_HEAD_SIZES = range(16, 257, 16)
+
+_NORMS: dict[type[nn.Module], Any] = {
+    RMSNorm: forward_rms_norm,
+    GemmaRMSNorm: forward_gemma_rms_norm,
+    LayerNorm: forward_layer_norm,
+    nn.LayerNorm: forward_layer_norm,
+}
+
+
+def use_portable_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
+    """Give each layer of `model`, which is not loaded yet, portable bits.
+
+    Models that hold other models come here several times; what is prepared stays as it is.
+
+    Raises:
+        ValueError: a layer cannot have them; the sentence names it.
+    """
+    _use_portable_embeddings(model, vllm_config)
+    replaced: dict[int, nn.Module] = {}  # some are shared by layers, and by models of the process
+    for name, layer in list(model.named_modules(remove_duplicate=False)):
+        if id(layer) not in replaced:
+            replaced[id(layer)] = _portable(name, layer)
+        if replaced[id(layer)] is not layer:
+            _replace(model, name, replaced[id(layer)])
+
+
+def _portable(name: str, layer: nn.Module) -> nn.Module:
+    """Return `layer`, changed, or what takes its place."""
+    if isinstance(layer, LinearBase):
+        _use_portable_product(name, layer)
+    elif isinstance(layer, AttentionLayerBase):
+        _use_portable_attention(name, layer)
+    elif type(layer) in _NORMS:
+        _use_portable_norm(name, layer)
+    elif is_rotary(layer):
+        if (rotation := portable_rotation(layer)) is None:
+            raise refusal(name, layer, "this rotary embedding is not specified")
+        return rotation
+    elif type(layer) is LogitsProcessor:
+        return PortableLogitsProcessor(layer)
+    elif (activation := portable_activation(layer)) is not None:
+        return activation
+    elif layer._parameters and not isinstance(layer, VocabParallelEmbedding | nn.Embedding):
+        raise refusal(name, layer, "it is not specified")
+    return layer
+
+
+def _replace(model: nn.Module, name: str, layer: nn.Module) -> None:
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, layer)
+
+
+def _use_portable_embeddings(model: nn.Module, vllm_config: VllmConfig) -> None:
+    is_tied = getattr(vllm_config.model_config.hf_text_config, "tie_word_embeddings", False)
+    embeddings = [
+        (name, layer)
+        for name, layer in model.named_modules()
+        if isinstance(layer, VocabParallelEmbedding)
+    ]
+    has_own_head = any(isinstance(layer, ParallelLMHead) for _, layer in embeddings)
+    for name, layer in embeddings:
+        if isinstance(layer.quant_method, PortableEmbeddingMethod):
+            continue
+        if type(layer.quant_method) is not UnquantizedEmbeddingMethod:
+            raise refusal(name, layer, "it is quantised")
+        is_own_head = isinstance(layer, ParallelLMHead)
+        layer.quant_method = PortableEmbeddingMethod(
+            is_head=is_own_head or (is_tied and not has_own_head),
+            is_looked_up=not is_own_head or is_tied,
+        )
+
+
+def _use_portable_product(name: str, layer: LinearBase) -> None:
+    if isinstance(layer.quant_method, PortableLinearMethod):
+        return
+    if type(layer.quant_method) is not UnquantizedLinearMethod:
+        raise refusal(name, layer, "it is quantised")
+    if isinstance(layer, RowParallelLinear) and layer.tp_size > 1:
+        if not layer.reduce_results:
+            raise refusal(name, layer, "its model adds the cards' parts in an order of its own")
+        layer.reduce_results = False  # the method adds them
+    layer.quant_method = PortableLinearMethod()
+
+
+def _use_portable_attention(name: str, layer: Any) -> None:
+    implementation = getattr(layer, "impl", None)
+    if isinstance(implementation, PortableAttentionImpl):
+        return
+    if type(layer) is not Attention or type(implementation) is not CPUAttentionBackendImpl:
+        raise refusal(name, layer, "only causal attention over keys and values is specified")
+    if layer.attn_type != AttentionType.DECODER:
+        raise refusal(name, layer, f"{layer.attn_type} attention is not specified")
+    if layer.head_size not in _HEAD_SIZES or layer.head_size_v != layer.head_size:
+        raise refusal(name, layer, "heads must be of 16, 32, ... 256 numbers")
+    if implementation.alibi_slopes is not None:
+        raise refusal(name, layer, "the slopes of ALiBi are not specified")
+    layer.impl = PortableAttentionImpl(implementation)
+    layer.attn_backend = PortableAttentionBackend
+    layer.get_kv_cache_spec = partial(kv_cache_spec, layer)
+
+
+def _use_portable_norm(name: str, layer: Any) -> None:
+    if getattr(layer, "variance_size_override", None) is not None:
+        raise refusal(name, layer, "a norm over a part of a row is not specified")
+    forward = partial(_NORMS[type(layer)], layer)
+    if isinstance(layer, nn.LayerNorm):
+        layer.forward = forward  # type: ignore[method-assign]
+    else:
+        layer._forward_method = forward

@@ -1,0 +1,105 @@
+"""Linear layers and the output embedding with portable bits; see ``docs/numerics/products.md``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from vllm.distributed import tensor_model_parallel_all_gather
+from vllm.deterministic.equalisation import exponents_of
+from vllm.fork_ops.portable_product import (
+    PackedWeight,
+    pack_weight,
+    portable_product,
+    sum_partials,
+)
+from vllm.model_executor.layers.linear import RowParallelLinear, UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+
+
+class PortableLinearMethod(UnquantizedLinearMethod):
+    """Multiplies with a packed weight, which takes the place of the parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._weight: PackedWeight | None = None
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Pack the weight; as many bytes as it had, and 0.8 % more."""
+        parts = layer.tp_size if isinstance(layer, RowParallelLinear) else 1
+        weight = layer.weight.data
+        self._weight = pack_weight(weight.contiguous(), exponents_of(layer, weight), parts=parts)
+        release_weight(layer)
+
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the layer's product (``LinearMethodBase.apply``).
+
+        Args:
+            layer: the layer this method was made for.
+            x: bfloat16 or float16 [..., in_features], of this card.
+            bias: [out_features] or None.
+
+        Returns:
+            [..., out_features], of the dtype of `x`; the whole sum where input channels are split
+            between cards.
+        """
+        assert self._weight is not None
+        rows = x.flatten(0, -2)
+        if isinstance(layer, RowParallelLinear) and layer.tp_size > 1:
+            whole_bias = None if layer.skip_bias_add else layer.bias
+            product = _sum_of_cards(rows, self._weight, whole_bias, layer.tp_size)
+        else:
+            product = portable_product(rows, self._weight, bias)
+        return product.view(*x.shape[:-1], -1)
+
+
+class PortableEmbeddingMethod(UnquantizedEmbeddingMethod):
+    """Looks rows up, which is exact, and multiplies with the packed table where it is the head.
+
+    Args:
+        is_head: whether logits are computed with the table.
+        is_looked_up: whether rows of it are embeddings; its parameter stays then.
+    """
+
+    def __init__(self, is_head: bool, is_looked_up: bool) -> None:
+        super().__init__()
+        self._is_head = is_head
+        self._is_looked_up = is_looked_up
+        self._weight: PackedWeight | None = None
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Pack the table of a head."""
+        if self._is_head:
+            weight = layer.weight.data
+            self._weight = pack_weight(weight.contiguous(), exponents_of(layer, weight))
+            if not self._is_looked_up:
+                release_weight(layer)
+
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """Return logits, float32 [..., vocabulary of this card], of x [..., hidden_size].
+
+        Raises:
+            RuntimeError: no logits were expected of this embedding.
+        """
+        if self._weight is None:
+            raise RuntimeError(
+                "deterministic=True does not know this model's output embedding: it is neither "
+                "a ParallelLMHead nor a tied input embedding. Leave the flag out."
+            )
+        logits = portable_product(x.flatten(0, -2), self._weight, bias, dtype=torch.float32)
+        return logits.view(*x.shape[:-1], -1)
+
+
+def release_weight(layer: Any) -> None:
+    """Let go of the parameter, which nothing reads any more, but keep its dtype."""
+    layer.weight = nn.Parameter(layer.weight.data.new_empty(0), requires_grad=False)
+
+
+def _sum_of_cards(
+    rows: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, num_cards: int
+) -> torch.Tensor:
+    partial = portable_product(rows, weight, dtype=torch.float32)
+    gathered = tensor_model_parallel_all_gather(partial, dim=0)
+    return sum_partials(gathered.view(num_cards, *partial.shape).contiguous(), bias, rows.dtype)

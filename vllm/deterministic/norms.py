@@ -1,0 +1,51 @@
+"""Norms with portable bits; see ``docs/numerics/operations.md``, "Norms"."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from vllm.fork_ops.portable_norm import portable_layer_norm, portable_rms_norm
+from vllm.model_executor.layers.layernorm import GemmaRMSNorm, LayerNorm, RMSNorm
+
+Normed = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
+
+def forward_rms_norm(
+    layer: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None = None
+) -> Normed:
+    """``RMSNorm.forward`` of vLLM: x is [..., hidden_size]; with a residual, which is x + residual
+    afterwards, both are returned.
+    """
+    weight = layer.weight.data if layer.has_weight else None
+    return _rms_norm(x, weight, layer.variance_epsilon, residual, 0.0)
+
+
+def forward_gemma_rms_norm(
+    layer: GemmaRMSNorm, x: torch.Tensor, residual: torch.Tensor | None = None
+) -> Normed:
+    """The same for ``GemmaRMSNorm``, whose weight counts from one."""
+    return _rms_norm(x, layer.weight.data, layer.variance_epsilon, residual, 1.0)
+
+
+def _rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    epsilon: float,
+    residual: torch.Tensor | None,
+    weight_offset: float,
+) -> Normed:
+    if residual is not None:
+        residual = residual.contiguous()
+    normed = portable_rms_norm(
+        x.contiguous(), weight, epsilon, residual=residual, weight_offset=weight_offset
+    )
+    return normed if residual is None else (normed, residual)
+
+
+def forward_layer_norm(layer: LayerNorm | nn.LayerNorm, x: torch.Tensor) -> torch.Tensor:
+    """``LayerNorm.forward`` of vLLM and of PyTorch: x is [..., size]."""
+    epsilon = layer.eps
+    weight = None if layer.weight is None else layer.weight.data
+    bias = None if layer.bias is None else layer.bias.data
+    return portable_layer_norm(x.contiguous(), weight, bias, epsilon)

@@ -1,0 +1,141 @@
+"""A few answers that are known, computed when an engine starts: this machine's bits or none."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+
+import torch
+
+from vllm.fork_ops.portable_attention import (
+    attention_cache_shape,
+    portable_append,
+    portable_attention,
+)
+from vllm.fork_ops.portable_functions import Function, portable_gated, portable_map
+from vllm.fork_ops.portable_logits import portable_log_softmax
+from vllm.fork_ops.portable_norm import portable_layer_norm, portable_rms_norm
+from vllm.fork_ops.portable_product import (
+    channel_statistics,
+    equalising_exponents,
+    pack_weight,
+    portable_product,
+)
+from vllm.fork_ops.portable_rotary import portable_rotate, rotary_frequencies, rotary_table
+from vllm.fork_ops.portable_sampling import portable_draw, portable_filter
+
+EXPECTED = {
+    "products": "571cf722e0d4041f",
+    "activations": "ce1a48f50de45823",
+    "norms": "3ab13e1775a2f995",
+    "rotary embeddings": "31a89983918bf567",
+    "attention": "acfea09f8fcad28d",
+    "sampling": "88a5d8fa16bcd559",
+}
+"""SHA-256 of the bits of each group of operations, its first 16 digits."""
+
+
+def check_machine() -> None:
+    """Compare this machine's bits with the specification's; it takes some milliseconds.
+
+    Raises:
+        RuntimeError: they differ; the sentence names the operation.
+    """
+    for name, digest in digests():
+        if digest != EXPECTED[name]:
+            raise RuntimeError(
+                f"deterministic=True: this machine computes {name} with other bits than the "
+                f"specification's ({digest} instead of {EXPECTED[name]}). Leave the flag out, and "
+                "report it with the output of lscpu."
+            )
+
+
+def digests() -> Iterator[tuple[str, str]]:
+    """Yield the names of the groups and what `EXPECTED` should hold."""
+    groups: dict[str, Callable[[], list[torch.Tensor]]] = {
+        "products": _products,
+        "activations": _activations,
+        "norms": _norms,
+        "rotary embeddings": _rotations,
+        "attention": _attention,
+        "sampling": _samples,
+    }
+    for name, compute in groups.items():
+        bits = b"".join(_bytes(tensor) for tensor in compute())
+        yield name, hashlib.sha256(bits).hexdigest()[:16]
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def _numbers(*shape: int, salt: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """Return numbers in -4..4 that no generator of random numbers decides about."""
+    index = torch.arange(salt, salt + int(torch.tensor(shape).prod()), dtype=torch.int64)
+    mixed = (index * 2654435761 + 12345) % (1 << 32)
+    mixed = (mixed ^ (mixed >> 15)) * 2246822519 % (1 << 32)
+    return ((mixed >> 8).double() * 2.0**-21 - 4).to(dtype).view(shape)
+
+
+def _products() -> list[torch.Tensor]:
+    weight = _numbers(48, 584, salt=1)
+    exponents = equalising_exponents(channel_statistics(weight))
+    packed = pack_weight(weight, exponents)
+    bias = _numbers(48, salt=2)
+    rows = _numbers(19, 584, salt=3)
+    return [
+        portable_product(rows, packed, bias),
+        portable_product(rows[:1], packed, dtype=torch.float32),
+        portable_product(_numbers(3, 584, salt=4, dtype=torch.float16), packed),
+    ]
+
+
+def _activations() -> list[torch.Tensor]:
+    x = _numbers(2, 66, salt=5) * 4
+    mapped = [portable_map(x, function) for function in Function]
+    return [*mapped, portable_gated(x, Function.SILU), portable_gated(x, Function.GELU_TANH)]
+
+
+def _norms() -> list[torch.Tensor]:
+    x, residual, weight = (_numbers(n, 300, salt=n) for n in (5, 5, 1))
+    normed = portable_rms_norm(x, weight[0], 1e-6, residual=residual, weight_offset=1.0)
+    return [normed, residual, portable_layer_norm(x, weight[0], weight[0], 1e-5)]
+
+
+def _rotations() -> list[torch.Tensor]:
+    table = rotary_table(rotary_frequencies(32, 500000.0), 100)
+    x = _numbers(4, 3, 48, salt=6)
+    portable_rotate(x, torch.tensor([0, 1, 50, 99]), table)
+    return [table, x]
+
+
+def _attention() -> list[torch.Tensor]:
+    block_size, lengths = 16, [150, 33]
+    blocks = [-(-length // block_size) for length in lengths]
+    cache = torch.zeros(attention_cache_shape(sum(blocks), 2, 32, block_size), dtype=torch.uint8)
+    pages = torch.zeros(2, max(blocks), dtype=torch.int32)
+    pages[0] = torch.arange(blocks[0])
+    pages[1, : blocks[1]] = torch.arange(blocks[0], sum(blocks))
+    tokens = [torch.arange(length) + int(pages[i, 0]) * block_size for i, length in enumerate(lengths)]
+    keys, values = (_numbers(sum(lengths), 2, 32, salt=salt) for salt in (10, 11))
+    portable_append(keys, values, cache, torch.cat(tokens))
+    starts = torch.tensor([0, 20, 21], dtype=torch.int32)
+    query = _numbers(21, 4, 32, salt=12)
+    stops = torch.tensor(lengths, dtype=torch.int32)
+    return [
+        portable_attention(query, cache, pages, starts, stops, scale=0.25),
+        portable_attention(query, cache, pages, starts, stops, scale=0.25, window=70, soft_cap=9.0),
+    ]
+
+
+def _samples() -> list[torch.Tensor]:
+    logits = _numbers(4, 777, salt=8, dtype=torch.float32) * 3
+    kept = portable_filter(
+        logits,
+        torch.tensor([0.0, 0.7, 1.0, 1.3]),
+        torch.tensor([0, 40, 0, 9], dtype=torch.int32),
+        torch.tensor([1.0, 0.9, 0.8, 1.0]),
+        torch.tensor([0.0, 0.01, 0.0, 0.1]),
+    )
+    drawn = portable_draw(kept, torch.tensor([1, 2, 3, 4]), torch.tensor([9, 8, 7, 6]))
+    return [portable_log_softmax(logits), kept, drawn]

@@ -1,0 +1,22 @@
+"""What the flags ask of an engine, before its configuration is made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm.deterministic import engine_args as deterministic
+from vllm.hf_numerics import engine_args as hf_numerics
+
+if TYPE_CHECKING:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.fork.flags import ForkFlags
+
+
+def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
+    """Change the arguments as the flags need it, in place; nothing without flags.
+
+    Raises:
+        ValueError: an argument does not go with a flag.
+    """
+    deterministic.prepare_engine_args(args, flags)
+    hf_numerics.prepare_engine_args(args, flags)

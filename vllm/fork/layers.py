@@ -1,0 +1,33 @@
+"""Chooses how the layers of a model compute, once, when it is made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from vllm.fork.flags import ForkFlags
+from vllm.hf_numerics.layers import drop_soft_caps, use_hf_layers
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+def prepare_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
+    """Make the layers of `model`, which is not loaded yet, compute what the flags ask for.
+
+    Models that hold other models come here several times; what is prepared stays as it is.
+
+    Raises:
+        ValueError: a layer cannot compute it; see `split_projections` and `use_portable_layers`.
+    """
+    flags = ForkFlags.of(vllm_config)
+    if flags.hf_compat:
+        drop_soft_caps(model, vllm_config)
+    if flags.is_portable:
+        # Not before a model is made: models import what imports this module.
+        from vllm.deterministic.layers import use_portable_layers
+
+        use_portable_layers(model, vllm_config)
+    else:
+        use_hf_layers(model, vllm_config)

@@ -1,0 +1,26 @@
+"""The configuration of a model, before the engine's is made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm.transformers_utils.config import get_config
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from vllm.engine.arg_utils import EngineArgs
+
+
+def config_of(args: EngineArgs) -> PreTrainedConfig:
+    """Return Transformers' configuration of the model that `args` name, with their overrides."""
+    overrides = args.hf_overrides
+    return get_config(
+        args.hf_config_path or args.model,
+        args.trust_remote_code,
+        args.revision,
+        args.code_revision,
+        args.config_format,
+        hf_overrides_kw=None if callable(overrides) else overrides,
+        hf_overrides_fn=overrides if callable(overrides) else None,
+    )
