@@ -41,7 +41,10 @@ VARIANTS: dict[str, tuple[dict[str, Any], int | None]] = {
     "partial": ({"rope_type": "default", "partial_rotary_factor": 0.375, **BASE}, None),
     "linear": ({"rope_type": "linear", "factor": 3.0, **BASE}, None),
     "dynamic": ({"rope_type": "dynamic", "factor": 3.0, **BASE}, None),
-    "dynamic, longer": ({"rope_type": "dynamic", "factor": 3.0, **BASE}, 300000),
+    "dynamic, trained shorter": (
+        {"rope_type": "dynamic", "factor": 3.0, "max_trained_positions": 30000, **BASE},
+        None,
+    ),
     "llama3": (
         {
             "rope_type": "llama3",

@@ -7,7 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from vllm.deterministic.guard import InexactOperationError, only_exact_operations
+from vllm.deterministic.guard import (
+    InexactOperationError,
+    only_exact_operations,
+    only_exact_operations_of,
+)
 from vllm.fork_ops.portable_functions import Function, portable_map
 from vllm.fork_ops.seen_tokens import apply_repetition_penalty
 
@@ -65,21 +69,24 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
 }
 
 
+@pytest.mark.parametrize("is_inference", [False, True])
 @pytest.mark.parametrize("name", ALLOWED)
-def test_what_rounds_once_passes(name: str) -> None:
+def test_what_rounds_once_passes(name: str, is_inference: bool) -> None:
     expected = ALLOWED[name]()
-    with only_exact_operations("the test"):
+    with torch.inference_mode(is_inference), only_exact_operations("the test"):
         found = ALLOWED[name]()
     assert isinstance(expected, torch.Tensor)
     assert isinstance(found, torch.Tensor)
     assert torch.equal(expected, found)
 
 
+@pytest.mark.parametrize("is_inference", [False, True])
 @pytest.mark.parametrize("name", REFUSED)
-def test_the_rest_is_refused(name: str) -> None:
+def test_the_rest_is_refused(name: str, is_inference: bool) -> None:
     compute, reason = REFUSED[name]
     compute()
     with (
+        torch.inference_mode(is_inference),
         pytest.raises(InexactOperationError, match=reason) as raised,
         only_exact_operations("the test"),
     ):
@@ -94,3 +101,17 @@ def test_the_place_is_asked_for_when_it_is_needed() -> None:
         only_exact_operations(lambda: next(places)),
     ):
         (X + X).exp()
+
+
+def test_operators_may_be_added() -> None:
+    with only_exact_operations("the test", also=["aten::exp"]):
+        X.exp()
+
+
+def test_the_submodule_is_named() -> None:
+    model = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Sequential(torch.nn.SiLU()))
+    with (
+        pytest.raises(InexactOperationError, match=r"cannot compute 1\.0: it calls aten::silu"),
+        only_exact_operations_of(model),
+    ):
+        model(X)

@@ -32,8 +32,10 @@ def test_frequencies_are_those_of_transformers(name: str) -> None:
     make: Any = ROPE_INIT_FUNCTIONS.get(
         parameters["rope_type"], GPTNeoXRotaryEmbedding.compute_default_rope_parameters
     )
-    expected, expected_scale = make(config, seq_len=longest or config.max_position_embeddings)
+    length = longest or config.max_position_embeddings
     frequencies, scale = frequencies_of(config, max_length=longest)
+    config.max_position_embeddings = parameters.get("max_trained_positions", 131072)
+    expected, expected_scale = make(config, seq_len=length)
     assert frequencies.dtype == torch.float32
     assert frequencies.shape == expected.shape
     # At the end of YaRN's ramp, what is left of the whole frequency was rounded relative to 1.

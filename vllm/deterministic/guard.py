@@ -7,7 +7,7 @@ nobody thought of is found.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,7 +29,7 @@ _MOVES = """
     masked_fill masked_fill_ masked_select new_empty new_empty_strided new_full new_ones new_zeros
     ones ones_like permute repeat roll scalar_tensor scatter select set_ slice split
     split_with_sizes squeeze stack t transpose unbind unfold unsqueeze view where zero_ zeros
-    zeros_like _local_scalar_dense
+    zeros_like _local_scalar_dense detach_
 """
 """Copies and views; `_to_copy` and `copy_` round to the nearest number of another format."""
 
@@ -59,23 +59,26 @@ class InexactOperationError(RuntimeError):
 
 
 @contextmanager
-def only_exact_operations(where: str | Callable[[], str]) -> Iterator[None]:
+def only_exact_operations(
+    where: str | Callable[[], str], also: Collection[str] = ()
+) -> Iterator[None]:
     """Refuse operations on floating-point tensors whose bits are not specified.
 
     Operations without a floating-point tensor, of integers and booleans, are all allowed.
 
     Args:
         where: what is being computed, for the message, or a function that returns it.
+        also: names of operators that are portable here, such as ``vllm::all_gather``.
 
     Raises:
         InexactOperationError: such an operation was called.
     """
-    with _Guard(where):
+    with _Guard(where, also):
         yield
 
 
 @contextmanager
-def only_exact_operations_of(model: nn.Module) -> Iterator[None]:
+def only_exact_operations_of(model: nn.Module, also: Collection[str] = ()) -> Iterator[None]:
     """The same while `model` computes; the message names the submodule.
 
     Raises:
@@ -92,7 +95,7 @@ def only_exact_operations_of(model: nn.Module) -> Iterator[None]:
 
     hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
     try:
-        with only_exact_operations(lambda: running[-1]):
+        with only_exact_operations(lambda: running[-1], also):
             yield
     finally:
         for hook in hooks:
@@ -100,40 +103,43 @@ def only_exact_operations_of(model: nn.Module) -> Iterator[None]:
 
 
 class _Guard(TorchDispatchMode):
-    def __init__(self, where: str | Callable[[], str]) -> None:
+    def __init__(self, where: str | Callable[[], str], also: Collection[str]) -> None:
         super().__init__()
         self._where = where
+        self._portable = _PORTABLE.union(also)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        with self:  # in inference mode, what is made of other operations comes here undivided
+            result = func.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
         result = func(*args, **kwargs)
         if any(_is_floating(x) for x in tree_leaves((args, kwargs, result))):
-            reason = _objection(func, args, kwargs)
-            if reason is not None:
-                where = self._where if isinstance(self._where, str) else self._where()
-                raise InexactOperationError(
-                    f"deterministic mode cannot compute {where}: it calls {_name(func)}, {reason}."
-                )
+            self._check(func, args, kwargs)
         return result
 
-
-def _name(func: Any) -> str:
-    return str(func._schema.name)
+    def _check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        name = str(func._schema.name)
+        reason = None if name in self._portable else _objection(name, args, kwargs)
+        if reason is not None:
+            where = self._where if isinstance(self._where, str) else self._where()
+            raise InexactOperationError(
+                f"deterministic mode cannot compute {where}: it calls {name}, {reason}."
+            )
 
 
 def _is_floating(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
 
 
-def _objection(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+def _objection(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     """Return why an operation is refused; None if it is allowed."""
-    name = _name(func)
     if name in _ARITHMETIC:
         return _objection_to_arithmetic(name, args, kwargs)
-    is_allowed = name in _EXACT or name in _PORTABLE
-    return None if is_allowed else "whose bits are not specified"
+    return None if name in _EXACT else "whose bits are not specified"
 
 
 def _objection_to_arithmetic(

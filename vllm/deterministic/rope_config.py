@@ -33,7 +33,7 @@ def frequencies_of(
         layer_type: whose parameters, where they differ between layers.
         max_length: tokens of the longest sequence; by default ``config.max_position_embeddings``.
             LongRoPE's long factors are for models whose sequences may pass the trained length,
-            dynamic scaling is that of the longest sequence; so it is in vLLM.
+            as in vLLM. Dynamic scaling is always that of ``config.max_position_embeddings``.
 
     Returns:
         float32 [rotated elements / 2], and the factor on cosines and sines.
@@ -65,9 +65,10 @@ def _of_linear(size: int, parameters: Any, config: Any, longest: int) -> Frequen
 
 
 def _of_dynamic(size: int, parameters: Any, config: Any, longest: int) -> Frequencies:
-    trained = config.max_position_embeddings
+    length = config.max_position_embeddings
+    trained = parameters.get("max_trained_positions", length)
     base, factor = parameters["rope_theta"], parameters["factor"]
-    return dynamic_frequencies(size, base, factor, max(longest, trained), trained), 1.0
+    return dynamic_frequencies(size, base, factor, length, trained), 1.0
 
 
 def _of_llama3(size: int, parameters: Any, config: Any, longest: int) -> Frequencies:

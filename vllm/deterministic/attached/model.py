@@ -44,8 +44,9 @@ def attach_kernels(model: PreTrainedModel, *, max_length: int | None = None) -> 
 
     Args:
         model: with bfloat16 or float16 parameters on CPU, in evaluation mode.
-        max_length: tokens of the longest sequence, of which LongRoPE and dynamic scaling need to
-            know; the engine's ``max_model_len``. By default ``config.max_position_embeddings``.
+        max_length: tokens of the longest sequence, which decides between the long and the short
+            frequencies of LongRoPE; the engine's ``max_model_len``. By default
+            ``config.max_position_embeddings``.
 
     Returns:
         `model`. If an error was raised, it is of no use any more.

@@ -29,7 +29,6 @@ FIRST_POSITIONS = 4096
 
 _FUNCTION = "apply_rotary_pos_emb"
 _ARGUMENTS = ("q", "k", "cos", "sin", "unsqueeze_dim")
-_DEPENDS_ON_LENGTH = ("dynamic", "longrope")
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class PortableRotaryEmbedding(nn.Module):
         if self._limit is not None and positions > self._limit:
             raise refusal(
                 f"a sequence of {positions} tokens",
-                f"its rotary frequencies are those of {self._limit}: give attach a max_length",
+                f"its rotary frequencies are those of up to {self._limit} tokens",
             )
         table = self._tables.get(layer_type)
         if table is None or table.shape[0] < positions:
@@ -111,13 +110,19 @@ def portable_rotary(
         found = {one: frequencies_of(config, one, max_length=max_length) for one in layer_types}
     except ValueError as error:
         raise refusal(name, str(error).rstrip(".")) from None
-    depends_on_length = any(kind in _DEPENDS_ON_LENGTH for kind in kinds)
     longest = max_length or config.max_position_embeddings
     for (layer_type, (frequencies, _)), kind in zip(found.items(), kinds, strict=True):
         expected = _stock_frequencies(module, kind, layer_type, longest)
         if expected.shape != frequencies.shape or difference(expected, frequencies) > 1e-5:
             raise refusal(name, "its frequencies are not those of its configuration")
-    return PortableRotaryEmbedding(found, longest if depends_on_length else None)
+    return PortableRotaryEmbedding(found, _limit(kinds, longest, config.max_position_embeddings))
+
+
+def _limit(kinds: list[str], longest: int, configured: int) -> int | None:
+    """Return from which position on other frequencies would be right; None if from nowhere."""
+    if "dynamic" in kinds:
+        return configured
+    return longest if "longrope" in kinds else None
 
 
 def _stock_frequencies(
@@ -127,7 +132,8 @@ def _stock_frequencies(
     if kind != "default":
         make = ROPE_INIT_FUNCTIONS[kind]
     arguments: dict[str, Any] = {} if layer_type is None else {"layer_type": layer_type}
-    frequencies, _ = make(module.config, device=None, seq_len=longest, **arguments)
+    length = None if kind == "dynamic" else longest
+    frequencies, _ = make(module.config, device=None, seq_len=length, **arguments)
     return frequencies
 
 
