@@ -11,7 +11,7 @@ TOLERANCE = 0.03
 def sample_rows(size: int, dtype: torch.dtype) -> torch.Tensor:
     """Return four rows of ordinary activations, [4, size], always the same."""
     generator = torch.Generator().manual_seed(size)
-    return torch.randn(4, size, generator=generator).to(dtype)
+    return torch.randn(4, size, generator=generator, dtype=torch.float32).to(dtype)
 
 
 def difference(one: torch.Tensor, other: torch.Tensor) -> float:
