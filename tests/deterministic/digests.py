@@ -27,7 +27,7 @@ FILES = {
 }
 
 BASE = {"rope_theta": 10000.0}
-LONGROPE = {
+LONGROPE: dict[str, Any] = {
     "rope_type": "longrope",
     "short_factor": [1 + i / 32 for i in range(64)],
     "long_factor": [1 + i * i / 64 for i in range(64)],

@@ -119,7 +119,11 @@ def test_a_norm_of_another_kind_is_not_taken() -> None:
 
 def test_opt_scales_scores_in_the_kernel() -> None:
     """For heads of 80, a scaled query would be rounded; the engine's queries are not."""
-    arguments = {"hidden_size": 320, "num_attention_heads": 4, "word_embed_proj_dim": 320}
+    arguments: dict[str, Any] = {
+        "hidden_size": 320,
+        "num_attention_heads": 4,
+        "word_embed_proj_dim": 320,
+    }
     model: Any = attach(random_model("opt-125m", **arguments))
     attention = model.model.decoder.layers[0].self_attn
     assert attention.scaling == 1.0

@@ -118,7 +118,7 @@ def test_operations_between_modules_are_found(make: Any, reason: str) -> None:
 
 def test_only_models_of_transformers_are_taken() -> None:
     with pytest.raises(TypeError, match="takes a PreTrainedModel"):
-        attach(nn.Linear(2, 2))  # type: ignore[arg-type]
+        attach(nn.Linear(2, 2))
 
 
 PACKED = torch.tensor([[0, 1, 2, 0, 1, 2]])

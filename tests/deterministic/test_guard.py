@@ -16,6 +16,7 @@ from vllm.fork_ops.portable_functions import Function, portable_map
 from vllm.fork_ops.seen_tokens import apply_repetition_penalty
 
 X = torch.arange(12, dtype=torch.bfloat16).view(3, 4) - 5
+HEADS = X.view(1, 1, 3, 4)
 
 ALLOWED: dict[str, Callable[[], object]] = {
     "views": lambda: X.t().reshape(2, 6)[:, 1:].unsqueeze(0).expand(3, 2, 5).contiguous(),
@@ -42,7 +43,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "silu": (lambda: torch.nn.functional.silu(X), "aten::silu"),
     "norm": (lambda: torch.nn.functional.layer_norm(X, (4,)), "aten::native_layer_norm"),
     "attention": (
-        lambda: torch.nn.functional.scaled_dot_product_attention(*[X.view(1, 1, 3, 4)] * 3),
+        lambda: torch.nn.functional.scaled_dot_product_attention(HEADS, HEADS, HEADS),
         "aten::_scaled_dot_product",
     ),
     "division by a number": (lambda: X / 3, "by a single number"),
