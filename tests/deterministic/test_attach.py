@@ -139,6 +139,15 @@ def test_generate_gives_the_same_tokens_alone_padded_and_without_a_cache(
         assert torch.equal(logits[0, -6:].argmax(-1), tokens)
 
 
+def test_generate_takes_a_growing_cache_and_runs_beams() -> None:
+    stock = random_model("gemma2-2b")
+    stock.generation_config = GenerationConfig(cache_implementation="static", eos_token_id=None)
+    model, ids = attach(stock), token_ids(70)
+    beams = model.generate(ids, max_new_tokens=3, num_beams=2, pad_token_id=0)
+    alone = model.generate(ids, max_new_tokens=3, pad_token_id=0)
+    assert beams.shape == alone.shape == (1, 73)
+
+
 def test_bits_are_those_committed() -> None:
     assert logit_digests() == json.loads(FILES["logits"].read_text())
 

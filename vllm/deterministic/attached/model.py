@@ -40,7 +40,8 @@ def attach_kernels(model: PreTrainedModel, *, max_length: int | None = None) -> 
 
     Weights are packed one after the other in the place of the originals, so the model takes as much
     memory as before; it can no longer be saved or trained. Positions count from each row's first
-    token, as in ``generate()``. A cap on the logits moves from the configuration into the head.
+    token, as in ``generate()``, and the cache is a ``DynamicCache``, whatever the generation
+    configuration says. A cap on the logits moves from the configuration into the head.
 
     Args:
         model: with bfloat16 or float16 parameters on CPU, in evaluation mode.
@@ -71,6 +72,8 @@ def attach_kernels(model: PreTrainedModel, *, max_length: int | None = None) -> 
     _check_holders(model)
     rehearse(model)
     model.save_pretrained = _refuse_to_save
+    if model.generation_config is not None:
+        model.generation_config.cache_implementation = None  # a static cache would be refused
     return model
 
 
