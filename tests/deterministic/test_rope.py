@@ -80,5 +80,8 @@ def test_what_has_no_portable_form_is_refused() -> None:
     config.rope_parameters = {"rope_type": "proportional", "rope_theta": 10000.0}
     with pytest.raises(ValueError, match="no rotary embedding of type 'proportional'"):
         frequencies_of(config)
+    config.rope_parameters = {"rope_type": "default", "mrope_section": [16, 24, 24]}
+    with pytest.raises(ValueError, match="of several positions"):
+        frequencies_of(config)
     with pytest.raises(ValueError, match="needs 32 factors, but there are 64"):
         longrope_frequencies(64, 10000.0, LONGROPE["long_factor"])

@@ -48,6 +48,8 @@ def frequencies_of(
     if kind not in _VARIANTS:
         known = ", ".join(_VARIANTS)
         raise ValueError(f"deterministic mode has no rotary embedding of type {kind!r}: {known}.")
+    if "mrope_section" in parameters:
+        raise ValueError("deterministic mode has no rotary embedding of several positions (mrope).")
     head_size = (
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )

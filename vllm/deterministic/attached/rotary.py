@@ -101,7 +101,7 @@ def portable_rotary(
     Raises:
         ValueError: it is one, of a type or with frequencies that have no portable form.
     """
-    if not type(module).__name__.endswith("RotaryEmbedding"):
+    if not hasattr(module, "compute_default_rope_parameters"):
         return None
     config = module.config
     layer_types = list(module.rope_type) if isinstance(module.rope_type, dict) else [None]
