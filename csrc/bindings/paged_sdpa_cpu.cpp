@@ -47,7 +47,8 @@ void gather(const Tensor& pages, const int32_t* blocks, int64_t start, int64_t c
 }
 
 Tensor paged_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor starts, Tensor stops,
-                  int64_t key_size, std::optional<double> scale, bool enable_gqa) {
+                  int64_t key_size, std::optional<double> scale, bool enable_gqa,
+                  bool thread_per_request) {
   check_paged_sdpa(query, pages, blocks, starts, stops, key_size);
   const int64_t requests = query.size(0);
   const int64_t heads = query.size(1);
@@ -58,7 +59,7 @@ Tensor paged_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor starts, Tens
   const auto* last = static_cast<const int64_t*>(stops.data_ptr());
   const int64_t row = value_size * static_cast<int64_t>(query.element_size());
   auto* out = static_cast<char*>(result.data_ptr());
-  torch::stable::parallel_for(0, requests, 1, [&](int64_t begin, int64_t end) {
+  const auto attend = [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int32_t* own = all_blocks + i * blocks.size(1);
       const int64_t tokens = last[i] - first[i];
@@ -75,7 +76,12 @@ Tensor paged_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor starts, Tens
         std::memcpy(out + (i * heads + head) * row, source + head * stride, row);
       }
     }
-  });
+  };
+  if (thread_per_request) {
+    torch::stable::parallel_for(0, requests, 1, attend);
+  } else {
+    attend(0, requests);  // each on all threads, as PyTorch shares them out
+  }
   return result;
 }
 

@@ -87,13 +87,26 @@ def test_no_requests() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_threads_share_requests_and_not_sums(threads: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_heads_share_threads_as_in_pytorch(dtype: torch.dtype, threads: int) -> None:
+    given = arguments(dtype)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        expected = one_by_one(**given, enable_gqa=True)
+        assert torch.equal(paged_sdpa(**given, enable_gqa=True), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_thread_for_each_request_shares_no_sums(threads: int) -> None:
     given = arguments(torch.bfloat16, num_kv_heads=8)
     expected = one_by_one(**given)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        assert torch.equal(paged_sdpa(**given), expected)
+        assert torch.equal(paged_sdpa(**given, thread_per_request=True), expected)
     finally:
         torch.set_num_threads(before)
 

@@ -26,6 +26,7 @@ from vllm.deterministic.norms import (
 )
 from vllm.deterministic.refusal import refusal
 from vllm.deterministic.rotary import is_rotary, portable_rotation
+from vllm.deterministic.transformers_backend import portable_hf_module
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm, LayerNorm, RMSNorm
@@ -65,20 +66,22 @@ def use_portable_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
         ValueError: a layer cannot have them; the sentence names it.
     """
     _use_portable_embeddings(model, vllm_config)
+    for name, layer in vllm_config.compilation_config.static_forward_context.items():
+        if isinstance(layer, AttentionLayerBase):  # not all are submodules
+            _use_portable_attention(name, layer)
+    max_length = vllm_config.model_config.max_model_len
     replaced: dict[int, nn.Module] = {}  # some are shared by layers, and by models of the process
     for name, layer in list(model.named_modules(remove_duplicate=False)):
         if id(layer) not in replaced:
-            replaced[id(layer)] = _portable(name, layer)
+            replaced[id(layer)] = _portable(name, layer, max_length)
         if replaced[id(layer)] is not layer:
             _replace(model, name, replaced[id(layer)])
 
 
-def _portable(name: str, layer: nn.Module) -> nn.Module:
+def _portable(name: str, layer: nn.Module, max_length: int) -> nn.Module:
     """Return `layer`, changed, or what takes its place."""
     if isinstance(layer, LinearBase):
         _use_portable_product(name, layer)
-    elif isinstance(layer, AttentionLayerBase):
-        _use_portable_attention(name, layer)
     elif type(layer) in _NORMS:
         _use_portable_norm(name, layer)
     elif is_rotary(layer):
@@ -89,6 +92,8 @@ def _portable(name: str, layer: nn.Module) -> nn.Module:
         return PortableLogitsProcessor(layer)
     elif (activation := portable_activation(layer)) is not None:
         return activation
+    elif (hf_module := portable_hf_module(name, layer, max_length)) is not None:
+        return hf_module
     elif layer._parameters and not isinstance(layer, VocabParallelEmbedding | nn.Embedding):
         raise refusal(name, layer, "it is not specified")
     return layer

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from vllm.distributed import tensor_model_parallel_all_gather
 from vllm.deterministic.equalisation import exponents_of
+from vllm.distributed import tensor_model_parallel_all_gather
 from vllm.fork_ops.portable_product import (
     PackedWeight,
     pack_weight,

@@ -62,7 +62,7 @@ class PortableRotation(nn.Module):
 
     def __init__(self, table: torch.Tensor, head_size: int, is_interleaved: bool) -> None:
         super().__init__()
-        self.register_buffer("table", table, persistent=False)
+        self._table = table
         self._head_size = head_size
         self._is_interleaved = is_interleaved
 
@@ -83,7 +83,7 @@ class PortableRotation(nn.Module):
         for x in (query, key):
             if x is not None:
                 heads = x.view(positions.numel(), -1, self._head_size)
-                portable_rotate(heads, positions, self.table, is_interleaved=self._is_interleaved)
+                portable_rotate(heads, positions, self._table, is_interleaved=self._is_interleaved)
         return query, key
 
 

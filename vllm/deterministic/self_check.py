@@ -116,7 +116,9 @@ def _attention() -> list[torch.Tensor]:
     pages = torch.zeros(2, max(blocks), dtype=torch.int32)
     pages[0] = torch.arange(blocks[0])
     pages[1, : blocks[1]] = torch.arange(blocks[0], sum(blocks))
-    tokens = [torch.arange(length) + int(pages[i, 0]) * block_size for i, length in enumerate(lengths)]
+    tokens = [
+        torch.arange(length) + int(pages[i, 0]) * block_size for i, length in enumerate(lengths)
+    ]
     keys, values = (_numbers(sum(lengths), 2, 32, salt=salt) for salt in (10, 11))
     portable_append(keys, values, cache, torch.cat(tokens))
     starts = torch.tensor([0, 20, 21], dtype=torch.int32)

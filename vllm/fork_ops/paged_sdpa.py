@@ -1,7 +1,7 @@
 """Attention of one new token of each of several requests to keys and values in pages, on CPU.
 
 It is ``torch.nn.functional.scaled_dot_product_attention``, called for each request alone, so it has
-that function's bits. The requests are shared out between threads, and nothing of it is Python.
+that function's bits. Nothing of it is Python.
 """
 
 import torch
@@ -24,6 +24,7 @@ if _is_there:
         key_size: int,
         scale: float | None,
         enable_gqa: bool,
+        thread_per_request: bool,
     ) -> torch.Tensor:
         return query.new_empty(query.shape[0], 1, query.shape[1], pages.shape[3] - key_size)
 
@@ -43,6 +44,7 @@ def paged_sdpa(
     key_size: int,
     scale: float | None = None,
     enable_gqa: bool = False,
+    thread_per_request: bool = False,
 ) -> torch.Tensor:
     """Attend to each request's own keys and values.
 
@@ -56,6 +58,9 @@ def paged_sdpa(
         key_size: of a head.
         scale: as of PyTorch's function.
         enable_gqa: likewise.
+        thread_per_request: share the requests out between threads, instead of the heads of each,
+            as PyTorch does. It is faster; whether the bits are the same is up to the library of
+            matrix products.
 
     Returns:
         [num_requests, 1, num_heads, value_size].
@@ -64,5 +69,5 @@ def paged_sdpa(
         RuntimeError: a shape, a dtype or a place is wrong; the sentence names the argument.
     """
     return torch.ops.vllm_fork.paged_sdpa(
-        query, pages, blocks, starts, stops, key_size, scale, enable_gqa
+        query, pages, blocks, starts, stops, key_size, scale, enable_gqa, thread_per_request
     )

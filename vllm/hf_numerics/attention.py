@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from vllm.fork_ops import has_paged_sdpa, paged_sdpa
+from vllm.fork_ops import has_paged_sdpa
+from vllm.hf_numerics.paged_attention import attend_in_pages
 from vllm.v1.attention.backend import AttentionLayer, AttentionType
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl, CPUAttentionMetadata
 
@@ -107,7 +108,7 @@ class HFAttentionImpl(CPUAttentionBackendImpl):
         starts = torch.zeros_like(stops)
         if self.sliding_window > 0:
             starts = (stops - self.sliding_window).clamp_min(0)
-        attended = paged_sdpa(
+        attended = attend_in_pages(
             query.unsqueeze(2),
             kv_cache,
             metadata.block_table[requests].int(),

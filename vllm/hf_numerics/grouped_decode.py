@@ -24,9 +24,10 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
-from vllm.fork_ops import has_paged_sdpa, paged_sdpa
+from vllm.fork_ops import has_paged_sdpa
 from vllm.hf_numerics.alone import sliding_windows
 from vllm.hf_numerics.kv_pages import LayerPages
+from vllm.hf_numerics.paged_attention import attend_in_pages
 from vllm.hf_numerics.row_linear import Group, RowLinear, RowPlan
 
 _ACTIVATIONS = {one[0] if isinstance(one, tuple) else one for one in ACT2CLS.values()}
@@ -272,7 +273,7 @@ def _attend_in_pages(
 ) -> torch.Tensor:
     """As ``sdpa_attention_forward`` of each request: one token needs no mask and no dropout."""
     pages = found.pages
-    return paged_sdpa(
+    return attend_in_pages(
         query,
         pages.kv_cache,
         found.blocks,
