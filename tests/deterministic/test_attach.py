@@ -109,6 +109,13 @@ def test_padding_and_a_cache_together_change_no_bit(case: str) -> None:
     assert torch.equal(torch.cat(found, dim=1)[0, 40:], whole(case)[0])
 
 
+def test_inference_mode_and_hidden_states_change_no_bit() -> None:
+    with torch.inference_mode():
+        done = attached("llama")(token_ids(150), output_hidden_states=True)
+    assert torch.equal(done.logits, whole("llama"))
+    assert len(done.hidden_states) == 3
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_threads_change_no_bit(case: str) -> None:
     logits, threads = whole(case), torch.get_num_threads()

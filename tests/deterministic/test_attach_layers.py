@@ -12,6 +12,7 @@ from tests.deterministic.models import random_model, token_ids
 from vllm.deterministic import attach
 from vllm.deterministic.attached.linear import PortableHead, PortableLinear, pack_together
 from vllm.deterministic.attached.norm import PortableRMSNorm, portable_norm
+from vllm.deterministic.attached.rotary import PortableRotaryEmbedding
 from vllm.deterministic.attached.sample import sample_rows
 from vllm.fork_ops.portable_functions import Function, portable_gated, portable_map
 from vllm.fork_ops.portable_product import (
@@ -20,6 +21,7 @@ from vllm.fork_ops.portable_product import (
     pack_weight,
     portable_product,
 )
+from vllm.fork_ops.portable_rotary import rotary_frequencies
 
 
 @pytest.fixture(autouse=True)
@@ -115,6 +117,14 @@ def test_a_norm_of_another_kind_is_not_taken() -> None:
             return x / x.abs().mean(-1, keepdim=True) * self.weight
 
     assert portable_norm(MeanNorm()) is None
+
+
+def test_a_rotary_table_grows_without_a_change_to_its_bits() -> None:
+    rotary = PortableRotaryEmbedding({None: (rotary_frequencies(16), 1.5)}, limit=None)
+    first, _ = rotary(torch.zeros(1, 1, 4), torch.tensor([[5]]))
+    second, _ = rotary(torch.zeros(1, 1, 4), torch.tensor([[5000]]))
+    assert second.table.shape == (8192, 16)
+    assert torch.equal(first.table, second.table[: len(first.table)])
 
 
 def test_opt_scales_scores_in_the_kernel() -> None:
