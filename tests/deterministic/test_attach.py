@@ -83,10 +83,10 @@ def test_the_cache_and_the_chunks_of_a_prompt_change_no_bit(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_batch_and_its_padding_change_no_bit(case: str) -> None:
-    model, rows = attached(case), [token_ids(150), token_ids(193, seed=1), token_ids(5, seed=2)]
-    arguments = padded(rows)
-    logits = model(**arguments).logits
-    assert torch.equal(logits[0, 43:], whole(case)[0])
+    """The second row fills its blocks, and the third has padding, which must not go there."""
+    model, rows = attached(case), [token_ids(150), token_ids(192, seed=1), token_ids(5, seed=2)]
+    logits = model(**padded(rows)).logits
+    assert torch.equal(logits[0, 42:], whole(case)[0])
     for row, found in zip(rows[1:], logits[1:], strict=True):
         assert torch.equal(found[-row.shape[1] :], model(row).logits[0])
 

@@ -127,6 +127,18 @@ def test_a_rotary_table_grows_without_a_change_to_its_bits() -> None:
     assert torch.equal(first.table, second.table[: len(first.table)])
 
 
+def test_scores_are_capped() -> None:
+    """Transformers caps scores in its plainest implementation only."""
+    stock = random_model("gemma2-2b", torch.float32, attn_logit_softcapping=0.25)
+    stock.set_attn_implementation("eager")
+    expected = stock(token_ids(60)).logits
+    errors = []
+    for cap in (0.25, None):
+        model = attach(random_model("gemma2-2b", attn_logit_softcapping=cap))
+        errors.append(float((model(token_ids(60)).logits - expected).norm() / expected.norm()))
+    assert errors[0] < 0.015 < 0.03 < errors[1]
+
+
 def test_opt_scales_scores_in_the_kernel() -> None:
     """For heads of 80, a scaled query would be rounded; the engine's queries are not."""
     arguments: dict[str, Any] = {
