@@ -74,6 +74,9 @@ class PortableMetadataBuilder(AttentionMetadataBuilder[Any]):
 class PortableAttentionBackend(AttentionBackend):
     """Tells vLLM who makes metadata and how the cache is laid out."""
 
+    forward_includes_kv_cache_update = False
+    """``do_kv_cache_update`` is called before ``forward``."""
+
     @staticmethod
     def get_name() -> str:
         """As ``AttentionBackend.get_name``."""

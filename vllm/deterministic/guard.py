@@ -23,36 +23,35 @@ from torch.utils._pytree import tree_leaves
 __all__ = ["InexactOperationError", "only_exact_operations", "only_exact_operations_of"]
 
 _MOVES = """
-    _reshape_alias _to_copy _unsafe_view alias as_strided cat clone contiguous constant_pad_nd copy
-    copy_ detach diagonal embedding empty empty_like empty_strided expand fill fill_ flip full
-    full_like gather index index_copy index_copy_ index_put index_put_ index_select lift_fresh
-    lift_fresh_copy masked_fill masked_fill_ masked_scatter masked_select narrow new_empty
-    new_empty_strided new_full new_ones new_zeros ones ones_like permute repeat reshape resize_ roll
-    scalar_tensor scatter select select_scatter set_ slice slice_scatter split split_with_sizes
-    squeeze stack t transpose tril triu unbind unfold unsqueeze view view_as where zero_ zeros
-    zeros_like _local_scalar_dense _pin_memory is_pinned
-""".split()
+    _reshape_alias _to_copy _unsafe_view alias as_strided cat clone constant_pad_nd copy_ detach
+    diagonal embedding empty empty_like empty_strided expand fill fill_ flip full full_like gather
+    index index_copy index_copy_ index_put index_put_ index_select lift_fresh lift_fresh_copy
+    masked_fill masked_fill_ masked_select new_empty new_empty_strided new_full new_ones new_zeros
+    ones ones_like permute repeat roll scalar_tensor scatter select set_ slice split
+    split_with_sizes squeeze stack t transpose unbind unfold unsqueeze view where zero_ zeros
+    zeros_like _local_scalar_dense detach_
+"""
 """Copies and views; `_to_copy` and `copy_` round to the nearest number of another format."""
 
 _COMPARISONS = """
-    eq ne lt le gt ge equal isnan isinf isfinite isneginf isposinf logical_and logical_or
-    logical_not abs neg maximum minimum sign signbit allclose is_nonzero
-""".split()
+    abs eq equal ge gt isfinite isinf isnan le logical_and logical_not logical_or lt maximum minimum
+    ne neg sign signbit
+"""
 
-_ROUNDED_ONCE = "add add_ sub sub_ mul mul_ div div_".split()
+_ROUNDED_ONCE = ("add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_")
 """Each result is the exact one, rounded (in 16 bits through float32, on every machine)."""
 
-_EXACT = frozenset(f"aten::{name}" for name in (*_MOVES, *_COMPARISONS, *_ROUNDED_ONCE))
+_SPECIFIED = """
+    portable_map portable_gated portable_norm portable_rotary_frequencies portable_rotary_table
+    portable_rotate portable_append portable_attention portable_log_softmax portable_argmax
+    portable_top_k portable_filter portable_draw portable_product sum_partials pack_weight
+    unpack_weight channel_statistics equalising_exponents
+"""
+"""Of the fork's operators, those of ``docs/numerics``."""
 
-_PORTABLE = frozenset(
-    f"vllm_fork::{name}"
-    for name in """
-        portable_map portable_gated portable_norm portable_rotary_frequencies portable_rotary_table
-        portable_rotate portable_append portable_attention portable_log_softmax portable_argmax
-        portable_top_k portable_filter portable_draw portable_product sum_partials pack_weight
-        unpack_weight channel_statistics equalising_exponents
-    """.split()
-)
+_EXACT = frozenset(f"aten::{name}" for name in f"{_MOVES} {_COMPARISONS}".split())
+_ARITHMETIC = frozenset(f"aten::{name}" for name in _ROUNDED_ONCE)
+_PORTABLE = frozenset(f"vllm_fork::{name}" for name in _SPECIFIED.split())
 
 
 class InexactOperationError(RuntimeError):
@@ -113,34 +112,34 @@ class _Guard(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        with self:  # in inference mode, what is made of other operations comes here undivided
+            result = func.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
         result = func(*args, **kwargs)
         if any(_is_floating(x) for x in tree_leaves((args, kwargs, result))):
-            is_portable = _name(func) in self._portable
-            reason = None if is_portable else _objection(func, args, kwargs)
-            if reason is not None:
-                where = self._where if isinstance(self._where, str) else self._where()
-                raise InexactOperationError(
-                    f"deterministic mode cannot compute {where}: it calls {_name(func)}, {reason}."
-                )
+            self._check(func, args, kwargs)
         return result
 
-
-def _name(func: Any) -> str:
-    return str(func._schema.name)
+    def _check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        name = str(func._schema.name)
+        reason = None if name in self._portable else _objection(name, args, kwargs)
+        if reason is not None:
+            where = self._where if isinstance(self._where, str) else self._where()
+            raise InexactOperationError(
+                f"deterministic mode cannot compute {where}: it calls {name}, {reason}."
+            )
 
 
 def _is_floating(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
 
 
-def _objection(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+def _objection(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     """Return why an operation is refused; None if it is allowed."""
-    name = _name(func)
-    if name not in _EXACT:
-        return "whose bits are not specified"
-    if name.removeprefix("aten::") in _ROUNDED_ONCE:
+    if name in _ARITHMETIC:
         return _objection_to_arithmetic(name, args, kwargs)
-    return None
+    return None if name in _EXACT else "whose bits are not specified"
 
 
 def _objection_to_arithmetic(

@@ -33,7 +33,7 @@ def frequencies_of(
         layer_type: whose parameters, where they differ between layers.
         max_length: tokens of the longest sequence; by default ``config.max_position_embeddings``.
             LongRoPE's long factors are for models whose sequences may pass the trained length,
-            dynamic scaling is that of the longest sequence; so it is in vLLM.
+            as in vLLM. Dynamic scaling is always that of ``config.max_position_embeddings``.
 
     Returns:
         float32 [rotated elements / 2], and the factor on cosines and sines.
@@ -48,6 +48,8 @@ def frequencies_of(
     if kind not in _VARIANTS:
         known = ", ".join(_VARIANTS)
         raise ValueError(f"deterministic mode has no rotary embedding of type {kind!r}: {known}.")
+    if "mrope_section" in parameters:
+        raise ValueError("deterministic mode has no rotary embedding of several positions (mrope).")
     head_size = (
         getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     )
@@ -65,15 +67,22 @@ def _of_linear(size: int, parameters: Any, config: Any, longest: int) -> Frequen
 
 
 def _of_dynamic(size: int, parameters: Any, config: Any, longest: int) -> Frequencies:
-    trained = config.max_position_embeddings
+    length = config.max_position_embeddings
+    trained = parameters.get("max_trained_positions", length)
     base, factor = parameters["rope_theta"], parameters["factor"]
-    return dynamic_frequencies(size, base, factor, max(longest, trained), trained), 1.0
+    return dynamic_frequencies(size, base, factor, length, trained), 1.0
 
 
 def _of_llama3(size: int, parameters: Any, config: Any, longest: int) -> Frequencies:
-    names = ("rope_theta", "factor", "low_freq_factor", "high_freq_factor")
-    trained = parameters["original_max_position_embeddings"]
-    return llama3_frequencies(size, *(parameters[name] for name in names), trained), 1.0
+    frequencies = llama3_frequencies(
+        size,
+        parameters["rope_theta"],
+        parameters["factor"],
+        parameters["low_freq_factor"],
+        parameters["high_freq_factor"],
+        parameters["original_max_position_embeddings"],
+    )
+    return frequencies, 1.0
 
 
 def _of_yarn(size: int, parameters: Any, config: Any, longest: int) -> Frequencies:

@@ -91,6 +91,8 @@ def _checked(
     name = type(module).__name__
     if not isinstance(layout, Layout):
         raise refusal("this attention_mask", "only 2D masks with padding on the left are specified")
+    if module.training:
+        raise refusal(name, "it is in training mode: call eval()")
     if not getattr(module, "is_causal", True) or others.get("is_causal") is False:
         raise refusal(name, "only causal attention is specified")
     if others.get("output_attentions"):
@@ -100,7 +102,9 @@ def _checked(
             raise refusal(name, f"its attention with {argument} is not specified")
     if layout.num_keys != num_keys or layout.num_seen != min(window or num_keys, num_keys):
         raise refusal(name, "its mask is not that of causal attention with its sliding window")
-    layout.check_positions(others.get("position_ids"))
+    if others.get("position_ids") is None:
+        raise refusal(name, "it is not told the positions of its tokens, which must be checked")
+    layout.check_positions(others["position_ids"])
     return layout
 
 

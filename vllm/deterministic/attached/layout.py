@@ -71,7 +71,7 @@ class Layout:
         pages = torch.arange(width) + shift[:, None]
         self.pages = pages.clamp(min=0).to(torch.int32)
 
-    def check_positions(self, position_ids: torch.Tensor | None) -> None:
+    def check_positions(self, position_ids: torch.Tensor) -> None:
         """Refuse other positions than those counted from each row's first token.
 
         Args:
@@ -83,7 +83,7 @@ class Layout:
         if self._has_checked_positions:
             return
         expected = self._query_positions
-        if position_ids is None or not bool(((position_ids == expected) | (expected < 0)).all()):
+        if not bool(((position_ids == expected) | (expected < 0)).all()):
             raise refusal(
                 "these position_ids",
                 "they must count from 0 at the first token of each row, as generate() makes them",
@@ -106,7 +106,7 @@ def make_layout(
     attention_mask: torch.Tensor | None = None,
     **options: Any,
 ) -> Layout:
-    """Return the layout of a batch, where Transformers asks for a mask (``AttentionMaskInterface``).
+    """Return a batch's layout where Transformers asks for a mask (``AttentionMaskInterface``).
 
     Args:
         batch_size: rows.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,8 +17,6 @@ from vllm.fork_ops.portable_product import (
     pack_weight,
     portable_product,
 )
-
-Affine = nn.Linear | Conv1D
 
 
 class PortableLinear(nn.Module):
@@ -67,8 +66,8 @@ class PortableHead(PortableLinear):
         return portable_map(logits / caps, Function.TANH) * caps
 
 
-def pack_together(layers: Sequence[Affine]) -> list[PackedWeight]:
-    """Pack the weights of layers that share their input, equalised as one."""
+def pack_together(layers: Sequence[Any]) -> list[PackedWeight]:
+    """Pack the weights of layers that share their input (see `matrix`), equalised as one."""
     weights = [matrix(layer) for layer in layers]
     statistics = channel_statistics(weights[0])
     for weight in weights[1:]:
@@ -77,7 +76,11 @@ def pack_together(layers: Sequence[Affine]) -> list[PackedWeight]:
     return [pack_weight(weight, exponents) for weight in weights]
 
 
-def matrix(layer: Affine) -> torch.Tensor:
-    """Return the weight as [out_features, in_features], contiguous; ``Conv1D`` keeps it transposed."""
+def matrix(layer: Any) -> torch.Tensor:
+    """Return the weight, [out_features, in_features], contiguous; ``Conv1D`` keeps it transposed.
+
+    Args:
+        layer: ``nn.Linear`` or Transformers' ``Conv1D``.
+    """
     weight = layer.weight.data
     return (weight.t() if isinstance(layer, Conv1D) else weight).contiguous()

@@ -40,12 +40,14 @@ def attach_kernels(model: PreTrainedModel, *, max_length: int | None = None) -> 
 
     Weights are packed one after the other in the place of the originals, so the model takes as much
     memory as before; it can no longer be saved or trained. Positions count from each row's first
-    token, as in ``generate()``. A cap on the logits moves from the configuration into the head.
+    token, as in ``generate()``, and the cache is a ``DynamicCache``, whatever the generation
+    configuration says. A cap on the logits moves from the configuration into the head.
 
     Args:
         model: with bfloat16 or float16 parameters on CPU, in evaluation mode.
-        max_length: tokens of the longest sequence, of which LongRoPE and dynamic scaling need to
-            know; the engine's ``max_model_len``. By default ``config.max_position_embeddings``.
+        max_length: tokens of the longest sequence, which decides between the long and the short
+            frequencies of LongRoPE; the engine's ``max_model_len``. By default
+            ``config.max_position_embeddings``.
 
     Returns:
         `model`. If an error was raised, it is of no use any more.
@@ -69,7 +71,14 @@ def attach_kernels(model: PreTrainedModel, *, max_length: int | None = None) -> 
     _replace_linear_layers(model)
     _check_holders(model)
     rehearse(model)
+    model.save_pretrained = _refuse_to_save
+    if model.generation_config is not None:
+        model.generation_config.cache_implementation = None  # a static cache would be refused
     return model
+
+
+def _refuse_to_save(*arguments: Any, **options: Any) -> None:
+    raise ValueError("an attached model cannot be saved: its weights are packed. Save it before.")
 
 
 def _activation(module: nn.Module) -> PortableActivation | None:
@@ -112,7 +121,8 @@ def _replace_linear_layers(model: nn.Module) -> None:
             names = names or [next(iter(layers))]
             group = [layers.pop(name) for name in names]
             for name, layer, weight in zip(names, group, pack_together(group), strict=True):
-                setattr(parent, name, PortableLinear(weight, layer.bias))
+                bias: Any = layer.bias
+                setattr(parent, name, PortableLinear(weight, bias))
         if isinstance(parent, OPTAttention):
             _scale_in_kernel(parent)
 

@@ -22,13 +22,13 @@ from vllm.deterministic.rope_config import frequencies_of
 from vllm.fork_ops.portable_rotary import portable_rotate, rotary_frequencies, rotary_table
 
 from .refusal import refusal
-from .sample import difference
+from .sample import difference, sample_rows
 
 FIRST_POSITIONS = 4096
 """Of a table when it is made; it doubles when a position is beyond."""
 
 _FUNCTION = "apply_rotary_pos_emb"
-_DEPENDS_ON_LENGTH = ("dynamic", "longrope")
+_ARGUMENTS = ("q", "k", "cos", "sin", "unsqueeze_dim")
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class PortableRotaryEmbedding(nn.Module):
         Raises:
             ValueError: a position is beyond the longest sequence that was planned for.
         """
-        positions = position_ids.expand(x.shape[0], -1).flatten()
+        positions = position_ids.expand(x.shape[0], -1).flatten().contiguous()
         rotation = Rotation(positions, self._table(layer_type, int(positions.max()) + 1))
         return rotation, rotation
 
@@ -83,7 +83,7 @@ class PortableRotaryEmbedding(nn.Module):
         if self._limit is not None and positions > self._limit:
             raise refusal(
                 f"a sequence of {positions} tokens",
-                f"its rotary frequencies are those of {self._limit}: give attach a max_length",
+                f"its rotary frequencies are those of up to {self._limit} tokens",
             )
         table = self._tables.get(layer_type)
         if table is None or table.shape[0] < positions:
@@ -101,7 +101,7 @@ def portable_rotary(
     Raises:
         ValueError: it is one, of a type or with frequencies that have no portable form.
     """
-    if not type(module).__name__.endswith("RotaryEmbedding"):
+    if not hasattr(module, "compute_default_rope_parameters"):
         return None
     config = module.config
     layer_types = list(module.rope_type) if isinstance(module.rope_type, dict) else [None]
@@ -110,13 +110,19 @@ def portable_rotary(
         found = {one: frequencies_of(config, one, max_length=max_length) for one in layer_types}
     except ValueError as error:
         raise refusal(name, str(error).rstrip(".")) from None
-    depends_on_length = any(kind in _DEPENDS_ON_LENGTH for kind in kinds)
     longest = max_length or config.max_position_embeddings
     for (layer_type, (frequencies, _)), kind in zip(found.items(), kinds, strict=True):
         expected = _stock_frequencies(module, kind, layer_type, longest)
         if expected.shape != frequencies.shape or difference(expected, frequencies) > 1e-5:
             raise refusal(name, "its frequencies are not those of its configuration")
-    return PortableRotaryEmbedding(found, longest if depends_on_length else None)
+    return PortableRotaryEmbedding(found, _limit(kinds, longest, config.max_position_embeddings))
+
+
+def _limit(kinds: list[str], longest: int, configured: int) -> int | None:
+    """Return from which position on other frequencies would be right; None if from nowhere."""
+    if "dynamic" in kinds:
+        return configured
+    return longest if "longrope" in kinds else None
 
 
 def _stock_frequencies(
@@ -126,7 +132,8 @@ def _stock_frequencies(
     if kind != "default":
         make = ROPE_INIT_FUNCTIONS[kind]
     arguments: dict[str, Any] = {} if layer_type is None else {"layer_type": layer_type}
-    frequencies, _ = make(module.config, device=None, seq_len=longest, **arguments)
+    length = None if kind == "dynamic" else longest
+    frequencies, _ = make(module.config, device=None, seq_len=length, **arguments)
     return frequencies
 
 
@@ -134,7 +141,7 @@ def use_rotations(module: nn.Module) -> None:
     """Let the file that has the code of a module apply rotations.
 
     Raises:
-        ValueError: its function rotates other pairs than (j, h + j).
+        ValueError: its function has other arguments, or rotates other pairs than (j, h + j).
     """
     scope = inspect.unwrap(type(module).forward).__globals__
     stock = scope.get(_FUNCTION)
@@ -146,20 +153,21 @@ def use_rotations(module: nn.Module) -> None:
 
 def _with_rotations(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
-    def apply(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1, **others: Any) -> Any:
+    def apply(q: Any, k: Any, cos: Any, sin: Any, unsqueeze_dim: int = 1) -> Any:
         if isinstance(cos, Rotation):
             return cos.of(q, unsqueeze_dim), cos.of(k, unsqueeze_dim)
-        return stock(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim, **others)
+        return stock(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
 
     apply.stock = stock  # type: ignore[attr-defined]
     return apply
 
 
 def _check_pairs(name: str, stock: Callable[..., Any]) -> None:
+    if tuple(inspect.signature(stock).parameters) != _ARGUMENTS:
+        raise refusal(name, f"its {_FUNCTION} has other arguments than {', '.join(_ARGUMENTS)}")
     size, tokens = 16, 3
     table = rotary_table(rotary_frequencies(size), tokens)
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1, 2, tokens, size, generator=generator, dtype=torch.float32)
+    x = sample_rows(2 * tokens * size // 4, torch.float32).view(1, 2, tokens, size)
     cos, sin = (half.repeat(1, 2)[None] for half in table.chunk(2, dim=-1))
     expected, _ = stock(x, x, cos, sin)
     if difference(expected, Rotation(torch.arange(tokens), table).of(x, 1)) > 1e-5:

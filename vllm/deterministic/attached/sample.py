@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import torch
 
 TOLERANCE = 0.03
@@ -12,10 +11,10 @@ TOLERANCE = 0.03
 def sample_rows(size: int, dtype: torch.dtype) -> torch.Tensor:
     """Return four rows of ordinary activations, [4, size], always the same."""
     generator = torch.Generator().manual_seed(size)
-    return torch.randn(4, size, generator=generator).to(dtype)
+    return torch.randn(4, size, generator=generator, dtype=torch.float32).to(dtype)
 
 
 def difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Return the Frobenius norm of the difference, relative to that of `one`; NaN counts as much."""
+    """Return the Frobenius norm of the difference, relative to `one`; infinite for NaN."""
     norm = float((one.double() - other.double()).norm() / one.double().norm())
     return norm if norm == norm else float("inf")

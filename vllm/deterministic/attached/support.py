@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from vllm.fork_ops import library
 
+from .attention import NAME
 from .refusal import refusal
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -19,8 +20,8 @@ def check_model(model: Any) -> None:
 
     Raises:
         TypeError: `model` is no ``PreTrainedModel``.
-        ValueError: it is in training, quantised, not on CPU or neither bfloat16 nor float16, or has
-            experts or latent attention.
+        ValueError: it is attached already, in training, quantised, not on CPU or neither bfloat16
+            nor float16, or has experts, latent attention or an encoder.
         RuntimeError: the compiled operators are not there.
     """
     if not isinstance(model, PreTrainedModel):
@@ -28,6 +29,8 @@ def check_model(model: Any) -> None:
     if not library.load():
         raise RuntimeError("deterministic mode needs the fork's compiled operators.")
     name = type(model).__name__
+    if model.config._attn_implementation == NAME:
+        raise refusal(name, "it already has the kernels")
     if model.training:
         raise refusal(
             name, "it is in training mode, and the kernels have no gradients: call eval()"
@@ -37,6 +40,8 @@ def check_model(model: Any) -> None:
     ):
         raise refusal(name, "it is quantised, and only bfloat16 and float16 weights are specified")
     _check_parameters(model, name)
+    if model.config.is_encoder_decoder:
+        raise refusal(name, "it has an encoder, and only causal attention is specified")
     _check_architecture(model.config.get_text_config(), name)
 
 
@@ -57,5 +62,3 @@ def _check_architecture(config: Any, name: str) -> None:
         raise refusal(name, "it is a mixture of experts, whose routing is not specified")
     if getattr(config, "kv_lora_rank", None):
         raise refusal(name, "it has latent attention (MLA), which is not specified")
-    if getattr(config, "is_encoder_decoder", False):
-        raise refusal(name, "it has an encoder, and only causal attention is specified")

@@ -1,0 +1,207 @@
+"""What attach() and an attached model refuse, in one sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import CohereConfig, GraniteConfig, PreTrainedModel, StaticCache
+
+from tests.deterministic.models import (
+    VOCABULARY,
+    padded,
+    random_model,
+    random_weights,
+    token_ids,
+)
+from vllm.deterministic import attach
+from vllm.deterministic.guard import InexactOperationError
+
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "pad_token_id": None,
+}
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+@cache
+def llama() -> PreTrainedModel:
+    return attach(random_model("llama"))
+
+
+def training(model: PreTrainedModel) -> PreTrainedModel:
+    return model.train()
+
+
+def quantised(model: PreTrainedModel) -> PreTrainedModel:
+    model.config.quantization_config = {"quant_method": "awq"}
+    return model
+
+
+class _Scaled(nn.Module):
+    """Something with a parameter that nobody knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(256, dtype=torch.bfloat16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.gain
+
+
+class _Mean(nn.Module):
+    """Something without one."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(-1, keepdim=True)
+
+
+def with_dropout_as(module: nn.Module) -> PreTrainedModel:
+    model: Any = random_model("gpt2")
+    model.transformer.drop = module
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: random_model("llama", torch.float32), "is torch.float32, and the kernels are for"),
+        (lambda: training(random_model("llama")), "it is in training mode"),
+        (lambda: quantised(random_model("llama")), "it is quantised"),
+        (lambda: random_model("mixtral"), "it is a mixture of experts"),
+        (lambda: random_model("deepseek-v2", n_routed_experts=1), "latent attention"),
+        (lambda: with_dropout_as(_Scaled()), r"transformer\.drop \(_Scaled\): it is not specified"),
+        (
+            lambda: random_weights(CohereConfig(**SMALL, bos_token_id=1, eos_token_id=2)),
+            r"rotates other pairs than \(j, h \+ j\)",
+        ),
+    ],
+)
+def test_models_are_refused(make: Any, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason) as raised:
+        attach(make())
+    assert str(raised.value).startswith("vllm.deterministic.attach cannot take ")
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: with_dropout_as(_Mean()), r"compute transformer\.drop: it calls aten::mean"),
+        (
+            lambda: random_weights(GraniteConfig(**SMALL, logits_scaling=3.0)),
+            "GraniteForCausalLM: it calls aten::div, by a single number",
+        ),
+        (
+            lambda: random_weights(GraniteConfig(**SMALL, residual_multiplier=0.3)),
+            r"model\.layers\.0: it calls aten::mul, with 0\.3",
+        ),
+    ],
+)
+def test_operations_between_modules_are_found(make: Any, reason: str) -> None:
+    with pytest.raises(InexactOperationError, match=reason):
+        attach(make())
+
+
+def test_only_models_of_transformers_are_taken() -> None:
+    with pytest.raises(TypeError, match="takes a PreTrainedModel"):
+        attach(nn.Linear(2, 2))
+
+
+PACKED = torch.tensor([[0, 1, 2, 0, 1, 2]])
+
+
+def right_padded() -> dict[str, Any]:
+    mask = torch.ones(2, 8, dtype=torch.long)
+    mask[0, 5:] = 0
+    return {"input_ids": token_ids(8).expand(2, -1), "attention_mask": mask}
+
+
+def counted_from_the_padding() -> dict[str, Any]:
+    arguments = padded([token_ids(4), token_ids(8)])
+    del arguments["position_ids"]
+    return arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (right_padded(), "only padding on the left"),
+        (counted_from_the_padding(), "must count from 0 at the first token of each row"),
+        (
+            {"input_ids": token_ids(6), "position_ids": PACKED, "use_cache": False},
+            "its mask is not that of causal attention",
+        ),
+        (
+            {"input_ids": token_ids(6), "position_ids": PACKED},
+            "must count from 0 at the first token of each row",
+        ),
+        (
+            {"input_ids": token_ids(6), "position_ids": torch.arange(2, 8)[None]},
+            "must count from 0 at the first token of each row",
+        ),
+        (
+            {"input_ids": token_ids(6), "attention_mask": torch.zeros(1, 1, 6, 6)},
+            "only 2D masks",
+        ),
+        (
+            {"input_ids": token_ids(6), "attention_mask": torch.ones(1, 9)},
+            "it has 9 columns, but there are 6 tokens",
+        ),
+        ({"input_ids": token_ids(6), "output_attentions": True}, "no table of weights"),
+    ],
+)
+def test_arguments_are_refused(arguments: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        llama()(**arguments)
+
+
+def test_a_cache_with_room_is_refused() -> None:
+    cache = StaticCache(llama().config, max_cache_len=32)
+    with pytest.raises(ValueError, match="as DynamicCache"):
+        llama()(token_ids(6), past_key_values=cache, use_cache=True)
+
+
+def test_an_attached_model_is_not_trained_or_saved_or_attached_again() -> None:
+    model = attach(random_model("llama"))
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    with pytest.raises(ValueError, match="cannot be saved"):
+        model.save_pretrained("unused")
+    with pytest.raises(ValueError, match="already has the kernels"):
+        attach(model)
+    with pytest.raises(ValueError, match=r"training mode: call eval\(\)"):
+        model.train()(token_ids(4))
+
+
+def test_positions_beyond_what_frequencies_are_for() -> None:
+    factors = [2.0] * 48
+    parameters = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": factors,
+        "long_factor": factors,
+        "original_max_position_embeddings": 64,
+    }
+    stock = random_model(
+        "phi3-mini",
+        max_position_embeddings=1024,
+        original_max_position_embeddings=64,
+        rope_parameters=parameters,
+    )
+    model = attach(stock, max_length=64)
+    model(token_ids(64))
+    with pytest.raises(ValueError, match="a sequence of 65 tokens: its rotary frequencies are"):
+        model(token_ids(65))
