@@ -1,7 +1,7 @@
 """Engines in deterministic mode: the same logits whatever the batch, the cache, drafts and cards.
 
-Expected are those of the model in Transformers under the same kernels, computed without a cache, one
-text at a time.
+Expected are those of the model in Transformers under the same kernels, computed without a cache,
+one text at a time.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def generate(llm: LLM, prompts: list[list[int]], **arguments: Any) -> list[Any]:
             "max_num_seqs": 32,
             "enable_prefix_caching": True,
             "block_size": 16,
-            "num_gpu_blocks_override": 64,
+            "num_gpu_blocks_override": 48,
         },
         {"tensor_parallel_size": 2, "max_num_batched_tokens": 300},
     ],
@@ -151,7 +151,6 @@ def test_seeded_samples_are_the_specified_draws(
             temperature=0.7 + 0.1 * (i % 4),
             top_k=(0, 40)[i % 2],
             top_p=(0.95, 1.0, 0.8)[i % 3],
-            min_p=(0.0, 0.05)[i // 8],
             seed=1000 + i,
             max_tokens=NUM_TOKENS,
             ignore_eos=True,
@@ -178,7 +177,7 @@ def drawn(
         torch.full((count,), params.temperature),
         torch.full((count,), params.top_k, dtype=torch.int32),
         torch.full((count,), params.top_p),
-        torch.full((count,), params.min_p),
+        torch.zeros(count),
     )
     positions = torch.arange(len(prompt), len(prompt) + count)
     return portable_draw(kept, torch.full((count,), params.seed), positions).tolist()
@@ -187,7 +186,7 @@ def drawn(
 def test_logprobs_of_prompts(
     drafting_engine: LLM, attached: PreTrainedModel, prompts: list[list[int]]
 ) -> None:
-    """A prompt's logits are those of its tokens in an answer; here they are asked for all at once."""
+    """A prompt's logits are those of its tokens in an answer, asked for all at once."""
     params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=3)
     for prompt, output in zip(prompts[:4], ask(drafting_engine, prompts[:4], params), strict=True):
         expected = expected_logits(attached, prompt[:1], prompt[1:])

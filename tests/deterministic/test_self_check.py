@@ -22,7 +22,9 @@ def test_instruction_sets(isa: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True
     )
-    assert done.returncode == 0 or f"={isa} is not an instruction set that this CPU" in done.stderr, done.stderr
+    assert (
+        done.returncode == 0 or f"={isa} is not an instruction set that this CPU" in done.stderr
+    ), done.stderr
 
 
 def test_one_wrong_bit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,12 +40,17 @@ def test_each_request_gets_the_bits_it_has_alone(
     x = torch.randn(starts[-1], 512, generator=generator).to(dtype)
     monkeypatch.setattr(linear, "_query_starts", lambda num_rows: starts)
     layer = SimpleNamespace(weight=torch.nn.Parameter(weight, False), bias=bias)
-    ours = linear_by_request(linear.rows_apart(layer), x, weight, bias)
+    rows: list[int] = []
+
+    def whole(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        rows.append(len(x))
+        return functional.linear(x, weight, bias)
+
+    ours = linear_by_request(linear.rows_apart(layer), x, weight, bias, whole)
+    assert rows == [17, 33]  # some CPUs' kernels would hide it
     parts = [x[begin:end] for begin, end in pairwise(starts)]
     alone = torch.cat([functional.linear(part, weight, bias) for part in parts])
     assert torch.equal(ours, alone)
-    if dtype == torch.bfloat16:  # or the test would pass one product
-        assert not torch.equal(functional.linear(x, weight, bias), alone)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -66,11 +71,6 @@ def test_a_layer_that_transformers_stores_the_other_way_round(
     ours = layer.cpu_linear(x, layer.weight, theirs.bias)
     alone = torch.cat([theirs(x[begin:end]) for begin, end in pairwise(starts)])
     assert torch.equal(ours, alone)
-    weight = theirs.weight.data.T.contiguous()
-    by_row = linear.rows_apart(SimpleNamespace(weight=weight, bias=theirs.bias))
-    usual = linear_by_request(by_row, x, weight, theirs.bias)
-    if dtype == torch.bfloat16:  # or the test would pass the usual layer
-        assert not torch.equal(usual, alone)
 
 
 def test_rows_outside_of_a_step_are_one_matrix() -> None:

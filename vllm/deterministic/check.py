@@ -5,22 +5,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from vllm.deterministic.guard import only_exact_operations_of
 from vllm.deterministic.self_check import check_machine
 from vllm.fork.flags import ForkFlags
 from vllm.forward_context import set_forward_context
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 _NUM_TOKENS = 3
 
-_OPERATORS = frozenset(
-    f"vllm::{name}"
-    for name in ("unified_attention_with_output", "unified_kv_cache_update", "all_gather")
+_OPERATORS = (
+    "vllm::unified_attention_with_output",
+    "vllm::unified_kv_cache_update",
+    "vllm::all_gather",
+    "_C::shm_gather",
+    "_C::shm_all_gather",
 )
 """They call the layers' own attention, or copy."""
+
+_OPERATORS_IN: dict[type[nn.Module], tuple[str, ...]] = {
+    # All cards but one add zeros.
+    VocabParallelEmbedding: ("vllm::all_reduce", "_C::shm_allreduce"),
+}
 
 
 def check_runner(runner: GPUModelRunner) -> None:
@@ -42,6 +52,6 @@ def _check_operations(runner: GPUModelRunner) -> None:
     ids = torch.arange(_NUM_TOKENS, device=runner.device)
     with (
         set_forward_context(None, runner.vllm_config, num_tokens=_NUM_TOKENS),
-        only_exact_operations_of(model, _OPERATORS),
+        only_exact_operations_of(model, _OPERATORS, _OPERATORS_IN),
     ):
         model.compute_logits(model(input_ids=ids, positions=ids))

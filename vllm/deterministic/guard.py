@@ -7,8 +7,9 @@ nobody thought of is found.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -73,29 +74,45 @@ def only_exact_operations(
     Raises:
         InexactOperationError: such an operation was called.
     """
-    with _Guard(where, also):
+    with _Guard(where, lambda: also):
         yield
 
 
 @contextmanager
-def only_exact_operations_of(model: nn.Module, also: Collection[str] = ()) -> Iterator[None]:
+def only_exact_operations_of(
+    model: nn.Module,
+    also: Collection[str] = (),
+    also_in: Mapping[type[nn.Module], Collection[str]] = MappingProxyType({}),
+) -> Iterator[None]:
     """The same while `model` computes; the message names the submodule.
+
+    Args:
+        model: calls the operations.
+        also: names of operators that are portable here.
+        also_in: the same for those called by submodules of a class themselves.
 
     Raises:
         InexactOperationError: such an operation was called.
     """
     names = {id(module): name for name, module in model.named_modules()}
-    running = [type(model).__name__]
+    running = [model]
 
     def enter(module: nn.Module, arguments: Any) -> None:
-        running.append(names.get(id(module)) or type(module).__name__)
+        running.append(module)
 
     def leave(module: nn.Module, arguments: Any, result: Any) -> None:
         running.pop()
 
+    def where() -> str:
+        return names.get(id(running[-1])) or type(running[-1]).__name__
+
+    def allowed() -> Collection[str]:
+        own = (some for kind, some in also_in.items() if isinstance(running[-1], kind))
+        return frozenset(also).union(*own)
+
     hooks = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave)]
     try:
-        with only_exact_operations(lambda: running[-1], also):
+        with _Guard(where, allowed):
             yield
     finally:
         for hook in hooks:
@@ -103,10 +120,10 @@ def only_exact_operations_of(model: nn.Module, also: Collection[str] = ()) -> It
 
 
 class _Guard(TorchDispatchMode):
-    def __init__(self, where: str | Callable[[], str], also: Collection[str]) -> None:
+    def __init__(self, where: str | Callable[[], str], also: Callable[[], Collection[str]]) -> None:
         super().__init__()
         self._where = where
-        self._portable = _PORTABLE.union(also)
+        self._also = also
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -123,7 +140,8 @@ class _Guard(TorchDispatchMode):
 
     def _check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         name = str(func._schema.name)
-        reason = None if name in self._portable else _objection(name, args, kwargs)
+        is_portable = name in _PORTABLE or name in self._also()
+        reason = None if is_portable else _objection(name, args, kwargs)
         if reason is not None:
             where = self._where if isinstance(self._where, str) else self._where()
             raise InexactOperationError(

@@ -1,8 +1,8 @@
-"""Attention of single tokens with the bits that each request has alone, on as many threads as can be.
+"""Attention of single tokens with the bits that each request has alone, on all threads.
 
 PyTorch shares the heads of a request out between threads. A thread for each request is faster, but
-MKL on AMD's processors rounds float32 by where a thread's scratch memory lies, so whether the bits
-are the same is found out on the machine.
+MKL may round float32 by the alignment of memory, to which a thread's scratch adds (it does on AMD's
+Zen 4), so whether the bits are the same is found out on the machine.
 """
 
 from __future__ import annotations
