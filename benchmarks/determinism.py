@@ -1,0 +1,177 @@
+"""How many answers keep their bits when only the circumstances change; written into docs/.
+
+    python -m benchmarks.determinism [MODEL] [--dtypes bfloat16 float16]
+
+64 prompts x 16 greedy tokens, with all logits. Each circumstance (a batch, chunks, a cache,
+threads, an instruction set, cards, ...) is an engine in a process of its own, in deterministic
+mode and, with the same arguments, as upstream; an answer counts if its tokens and the bits of all
+its logits are those of the same prompt asked alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from tqdm.auto import tqdm
+
+ROOT = Path(__file__).resolve().parent.parent
+BUNDLED = ROOT / "models" / "tiny-python-llama"
+MODES = ("upstream", "deterministic")
+NGRAM = {
+    "method": "ngram",
+    "num_speculative_tokens": 3,
+    "prompt_lookup_min": 1,
+    "prompt_lookup_max": 3,
+}
+
+
+@dataclass(frozen=True)
+class Circumstance:
+    """What changes.
+
+    Attributes:
+        arguments: of the engine.
+        environment: of its process.
+        order: "alone", "together", "shuffled", "twice" (the second answers count), or "prompts"
+            (each token is the first after a longer prompt, so that none is decoded).
+    """
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    order: str = "together"
+
+
+CIRCUMSTANCES = {
+    "alone": Circumstance(order="alone"),
+    "another process": Circumstance(order="alone"),
+    "64 at a time": Circumstance(),
+    "shuffled": Circumstance(order="shuffled"),
+    "chunks of 64": Circumstance({"max_num_batched_tokens": 64}),
+    "chunks of 256": Circumstance({"max_num_batched_tokens": 256}),
+    "prefix cache hits": Circumstance({"enable_prefix_caching": True}, order="twice"),
+    "preemption": Circumstance({"block_size": 32, "num_gpu_blocks_override": 48}),
+    "recomputed, no cache": Circumstance(order="prompts"),
+    "drafts": Circumstance({"speculative_config": NGRAM}),
+    "one thread": Circumstance(environment={"OMP_NUM_THREADS": "1"}),
+    "AVX-512": Circumstance(environment={"VLLM_FORK_CPU_ISA": "avx512"}),
+    "AVX2": Circumstance(environment={"VLLM_FORK_CPU_ISA": "avx2"}),
+    "no vector instructions": Circumstance(environment={"VLLM_FORK_CPU_ISA": "scalar"}),
+    "two cards": Circumstance({"tensor_parallel_size": 2}, {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """Answers that kept their bits under a circumstance, of one dtype: for each mode a number,
+    None if it could not start.
+    """
+
+    dtype: str
+    circumstance: str
+    equal: dict[str, int | None]
+    prompts: int
+    logits: int
+
+
+def ask(model: Path, dtype: str, mode: str, name: str, prompts: int, tokens: int) -> dict[str, Any]:
+    """Return the digests of all answers, asked in a process of its own."""
+    circumstance = CIRCUMSTANCES[name]
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "answers.json"
+        command = [sys.executable, "-m", "benchmarks.determinism_side", str(model), dtype, mode]
+        command += [json.dumps(circumstance.arguments), circumstance.order, str(output)]
+        command += [str(prompts), str(tokens)]
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=os.environ | circumstance.environment,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            last = done.stderr.strip().splitlines()[-1:]
+            raise RuntimeError(f"{mode}, {name}: {' '.join(last)}")
+        found: dict[str, Any] = json.loads(output.read_text())
+        return found
+
+
+def rows_of(model: Path, dtype: str, names: list[str], prompts: int, tokens: int) -> list[Row]:
+    """Ask both modes under each circumstance."""
+    counts: dict[str, dict[str, int | None]] = {name: {} for name in names}
+    logits = 0
+    bar = tqdm(total=len(names) * len(MODES), leave=False)
+    for mode in MODES:
+        alone = None
+        for name in names:
+            bar.set_description(f"{dtype}, {mode}, {name}")
+            bar.update()
+            if mode == "upstream" and "VLLM_FORK_CPU_ISA" in CIRCUMSTANCES[name].environment:
+                counts[name][mode] = None  # upstream chooses for itself
+                continue
+            answers = ask(model, dtype, mode, name, prompts, tokens)
+            logits = answers["logits"]
+            alone = alone or answers["digests"]
+            pairs = zip(alone, answers["digests"], strict=True)
+            counts[name][mode] = sum(one == other for one, other in pairs)
+    bar.close()
+    return [Row(dtype, name, equal, prompts, logits) for name, equal in counts.items()]
+
+
+def as_markdown(rows: list[Row], about: dict[str, Any]) -> str:
+    """Return the page of docs/."""
+    lines = [
+        "# Answers that keep their bits",
+        "",
+        "Written by `python -m benchmarks.determinism`; [the same as JSON](determinism.json). Each "
+        f"row is an engine of its own, and counts of {rows[0].prompts} answers those whose tokens "
+        "and logits, all of them and to the last bit, are those of the same prompt asked alone "
+        "(the first row). Upstream is this distribution without flags, with the same arguments.",
+        "",
+        f"Measured with {', '.join(f'{key} {value}' for key, value in about.items())}.",
+        "",
+        "| dtype | what changes | upstream | deterministic | logits compared |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        upstream, ours = ("-" if row.equal[m] is None else str(row.equal[m]) for m in MODES)
+        lines.append(f"| {row.dtype} | {row.circumstance} | {upstream} | {ours} | {row.logits:,} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    from vllm.parity.setting import machine
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="?", type=Path, default=BUNDLED)
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float16"])
+    parser.add_argument("--circumstances", nargs="+", default=list(CIRCUMSTANCES))
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs")
+    options = parser.parse_args()
+    names = ["alone", *(name for name in options.circumstances if name != "alone")]
+    rows = [
+        row
+        for dtype in options.dtypes
+        for row in rows_of(options.model, dtype, names, options.prompts, options.tokens)
+    ]
+    about = machine()
+    page = as_markdown(rows, about)
+    options.docs.mkdir(parents=True, exist_ok=True)
+    (options.docs / "determinism.md").write_text(page)
+    data = {"machine": about, "rows": [vars(row) for row in rows]}
+    (options.docs / "determinism.json").write_text(json.dumps(data, indent=1) + "\n")
+    Console().print(page)
+
+
+if __name__ == "__main__":
+    main()
