@@ -9,7 +9,7 @@ SOURCES := pyproject.toml setup.py upstream.toml patches/series $(wildcard patch
 	$(wildcard distribution/*.py) $(shell find csrc -type f) $(shell find vllm -type f -name '*.py')
 OWN_CODE := distribution examples benchmarks tools tests vllm setup.py
 
-.PHONY: install demo test test-long lint bench match-table eval clean
+.PHONY: install demo test test-long lint bench match-table determinism eval clean
 
 install: $(INSTALLED)
 
@@ -39,6 +39,7 @@ bench: install
 	$(BIN)/python -m benchmarks.sequences_equal
 	$(BIN)/python -m benchmarks.engine_throughput
 	$(BIN)/python -m benchmarks.exact_throughput
+	$(BIN)/python -m benchmarks.deterministic_throughput
 	$(BIN)/python -m benchmarks.penalty_kernel
 	$(BIN)/python -m benchmarks.portable_operations
 	$(BIN)/python -m benchmarks.portable_product
@@ -47,6 +48,10 @@ bench: install
 # docs/match-table.md: hours on two cores; what was answered before is kept in build/.
 match-table: install
 	$(BIN)/python -m benchmarks.match_table
+
+# docs/determinism.md: what changes the bits of answers, in this vLLM and upstream.
+determinism: install
+	$(BIN)/python -m benchmarks.determinism
 
 # lm-evaluation-harness on Transformers and on this vLLM, score by score.
 eval: install
