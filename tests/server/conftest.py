@@ -1,4 +1,4 @@
-"""One ``vllm serve --hf-compat`` process for all tests of the server."""
+"""Servers as processes of their own, and the one with ``--hf-compat`` that most tests share."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import openai
@@ -28,17 +29,16 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a real server process."""
+@contextmanager
+def running_server(folder: Path, *flags: str) -> Iterator[str]:
+    """Serve the bundled model as ``tiny``, and give the address; the log is in `folder`."""
     port = free_port()
-    log = tmp_path_factory.mktemp("server") / "log"
+    log = folder / "log"
     command = [
         str(Path(sys.executable).parent / "vllm"), "serve", str(MODEL),
-        "--hf-compat", "--dtype", "float32", "--served-model-name", "tiny",
-        "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "2048",
-        "--enforce-eager", "--kv-cache-memory-bytes", str(1 << 28),
-        "--chat-template", CHAT_TEMPLATE, "--enable-scale-out",
+        "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port),
+        "--max-model-len", "2048", "--enforce-eager", "--kv-cache-memory-bytes", str(1 << 28),
+        *flags,
     ]  # fmt: skip
     # Spawned processes import everything anew: the flags must reach them through the config alone.
     environment = {**os.environ, "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
@@ -50,6 +50,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(timeout=60)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server with hf_compat."""
+    flags = ["--hf-compat", "--dtype", "float32", "--enable-scale-out"]
+    folder = tmp_path_factory.mktemp("server")
+    with running_server(folder, *flags, "--chat-template", CHAT_TEMPLATE) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")
