@@ -27,7 +27,7 @@ from vllm.lora.request import LoRARequest
 if TYPE_CHECKING:
     from vllm import LLM
 
-DTYPES = ("bfloat16", "float32", "float16")[: size(2, 3)]
+DTYPES = ("bfloat16", "float32", "float16")[: size(1, 3)]
 
 
 @pytest.fixture(scope="module", params=DTYPES)
