@@ -39,6 +39,7 @@ bench: install
 	$(BIN)/python -m benchmarks.sequences_equal
 	$(BIN)/python -m benchmarks.engine_throughput
 	$(BIN)/python -m benchmarks.exact_throughput
+	$(BIN)/python -m benchmarks.deterministic_accuracy
 	$(BIN)/python -m benchmarks.deterministic_throughput
 	$(BIN)/python -m benchmarks.penalty_kernel
 	$(BIN)/python -m benchmarks.portable_operations
