@@ -49,10 +49,12 @@ def config_of(kind: str, seed: int, num_tokens: int, **fields: Any) -> Generatio
 
 
 @torch.inference_mode()
-def hugging_face(model: str, dtype: str, prompts: Sequences, num_tokens: int) -> Iterator[Any]:
+def hugging_face(
+    model: str, dtype: str, prompts: Sequences, num_tokens: int, trust_remote_code: bool
+) -> Iterator[Any]:
     """Yield (kind, tokens, digests or None) of each prompt, alone in its batch."""
     hf: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        model, dtype=getattr(torch, dtype), trust_remote_code=True
+        model, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
     ).eval()
     bar = tqdm(total=len(KINDS) * len(prompts), desc=f"Transformers, {dtype}")
     for kind in KINDS:
@@ -72,13 +74,20 @@ def hugging_face(model: str, dtype: str, prompts: Sequences, num_tokens: int) ->
             bar.update()
 
 
-def engine(model: str, side: str, dtype: str, prompts: Sequences, num_tokens: int) -> Iterator[Any]:
+def engine(
+    model: str,
+    side: str,
+    dtype: str,
+    prompts: Sequences,
+    num_tokens: int,
+    trust_remote_code: bool,
+) -> Iterator[Any]:
     """Yield the same of an engine, which has all prompts at once."""
     length = max(map(len, prompts)) + num_tokens + 1
     llm = LLM(
         model,
         dtype=dtype,
-        trust_remote_code=True,
+        trust_remote_code=trust_remote_code,
         max_model_len=length,
         max_num_batched_tokens=max(2048, length),
         max_num_seqs=MAX_IN_FLIGHT,
@@ -124,11 +133,13 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--prompt-tokens", type=int, default=400)
+    parser.add_argument("--trust-remote-code", action="store_true")
     args = parser.parse_args()
     transformers_logging.set_verbosity_error()
-    tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=True)
+    is_trusted = args.trust_remote_code
+    tokenizer = AutoTokenizer.from_pretrained(args.model, trust_remote_code=is_trusted)
     prompts = prompt_ids(tokenizer, args.prompts, args.prompt_tokens)
-    asked = (args.dtype, prompts, args.tokens)
+    asked = (args.dtype, prompts, args.tokens, is_trusted)
     answers = (
         hugging_face(args.model, *asked)
         if args.side == "hf"

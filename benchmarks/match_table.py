@@ -68,7 +68,9 @@ def model_folder(name: str, work: Path) -> tuple[Path, str]:
     return folder, f"random, {NUM_LAYERS} narrow layers" if narrow else "random, full size"
 
 
-def answer(folder: Path, side: str, dtype: str, output: Path, size: Size) -> None:
+def answer(
+    folder: Path, side: str, dtype: str, output: Path, size: Size, trust_remote_code: bool
+) -> None:
     """Let one side answer in a process of its own, unless it has.
 
     Raises:
@@ -80,6 +82,8 @@ def answer(folder: Path, side: str, dtype: str, output: Path, size: Size) -> Non
     command = [sys.executable, "-m", "benchmarks.match_side", str(folder), side, dtype]
     sizes = [f"--prompts={size.prompts}", f"--tokens={size.tokens}"]
     sizes.append(f"--prompt-tokens={size.prompt_tokens}")
+    if trust_remote_code:
+        sizes.append("--trust-remote-code")
     log = output.with_suffix(".log")
     with log.open("w") as stream:
         ended = subprocess.run(
@@ -91,7 +95,9 @@ def answer(folder: Path, side: str, dtype: str, output: Path, size: Size) -> Non
         raise RuntimeError(f"Does not start: {reason.rstrip('. ')}.")
 
 
-def rows_of(name: str, dtypes: list[str], work: Path, size: Size, bar: tqdm[Any]) -> list[MatchRow]:
+def rows_of(
+    name: str, dtypes: list[str], work: Path, size: Size, trust_remote_code: bool, bar: tqdm[Any]
+) -> list[MatchRow]:
     """Return a row for each dtype and mode of a model; a mode that fails has its reason."""
     folder, kind = model_folder(name, work)
     answers = work / f"{Path(name).name}-{size.prompts}x{size.tokens}-{size.prompt_tokens}"
@@ -102,7 +108,7 @@ def rows_of(name: str, dtypes: list[str], work: Path, size: Size, bar: tqdm[Any]
             bar.set_description(f"{Path(name).name}, {dtype}, {side}")
             error = None
             try:
-                answer(folder, side, dtype, path, size)
+                answer(folder, side, dtype, path, size, trust_remote_code or name in SHAPES)
             except RuntimeError as failure:
                 if side == "hf":
                     raise
@@ -134,16 +140,17 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--prompt-tokens", type=int, default=400, help="at most")
+    parser.add_argument("--trust-remote-code", action="store_true", help="of models that are given")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "match-table")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "match-table")
     args = parser.parse_args()
     as_json, as_text = args.output.with_suffix(".json"), args.output.with_suffix(".md")
     table: dict[str, Any] = json.loads(as_json.read_text()) if as_json.exists() else {"rows": []}
     rows = [MatchRow(**row) for row in table["rows"]]
-    size = Size(args.prompts, args.tokens, args.prompt_tokens)
+    size, trust = Size(args.prompts, args.tokens, args.prompt_tokens), args.trust_remote_code
     with tqdm(total=len(args.models) * len(args.dtypes) * len(SIDES)) as bar:
         for name in args.models:
-            rows = merge(rows, rows_of(name, args.dtypes, args.work, size, bar))
+            rows = merge(rows, rows_of(name, args.dtypes, args.work, size, trust, bar))
             args.output.parent.mkdir(parents=True, exist_ok=True)
             facts: dict[str, Any] = {"machine": machine(), "rows": [vars(row) for row in rows]}
             as_json.write_text(json.dumps(facts, indent=1) + "\n")
