@@ -65,6 +65,8 @@ def use_portable_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
     Raises:
         ValueError: a layer cannot have them; the sentence names it.
     """
+    if vllm_config.model_config.runner_type not in ("generate", "draft"):
+        raise refusal(type(model).__name__, model, "only the logits of text are specified")
     _use_portable_embeddings(model, vllm_config)
     for name, layer in vllm_config.compilation_config.static_forward_context.items():
         if isinstance(layer, AttentionLayerBase):  # not all are submodules

@@ -34,30 +34,30 @@ class PeftAdapters:
         self._model = model
         self._trainable = [one for one in model.parameters() if one.requires_grad]
         self._peft: Any = None
+        self._active: int | None = None
         self._on_load = on_load
         self._capacity = config.max_cpu_loras or config.max_loras
         self._loaded: OrderedDict[int, bool] = OrderedDict()  # to whether pinned; oldest use first
         self._is_warming_up = False
 
-    @contextmanager
-    def active(self, adapter_id: int) -> Iterator[None]:
-        """Let the model compute with an adapter; with none for 0.
+    def activate(self, adapter_id: int) -> None:
+        """Let the model compute with an adapter from now on; with none for 0.
 
         PEFT freezes a model to infer with it. Bits depend on that: PyTorch folds a batch of
         products into one if their weight requires a gradient (``should_fold`` in its
         LinearAlgebra.cpp).
         """
-        if self._peft is None:
-            yield
-        elif adapter_id:
+        if self._peft is None or adapter_id == self._active:
+            return
+        if adapter_id:
+            self._peft.base_model.enable_adapter_layers()
             self._peft.set_adapter(str(adapter_id), inference_mode=True)
             self._peft.requires_grad_(False)
-            yield
         else:
-            with self._peft.disable_adapter():
-                for parameter in self._trainable:
-                    parameter.requires_grad_(True)
-                yield
+            self._peft.base_model.disable_adapter_layers()
+            for parameter in self._trainable:
+                parameter.requires_grad_(True)
+        self._active = adapter_id
 
     def set_active_adapters(self, requests: set[LoRARequest], mapping: object) -> None:
         """Load the adapters of a step that are not there."""
@@ -80,8 +80,8 @@ class PeftAdapters:
         self._make_room()
         self._load(request)
         self._loaded[adapter_id] = False
-        with self.active(adapter_id):
-            self._on_load(adapter_id)
+        self.activate(adapter_id)
+        self._on_load(adapter_id)
         return True
 
     def _load(self, request: LoRARequest) -> None:
@@ -102,6 +102,7 @@ class PeftAdapters:
                 f"PEFT cannot load the adapter {request.lora_name!r} from {path}: {error}"
             ) from error
         self._peft.eval()
+        self._active = None  # PEFT may have chosen the one that it loaded
 
     def _make_room(self) -> None:
         """Forget the adapters that were used longest ago."""
@@ -118,6 +119,7 @@ class PeftAdapters:
         if self._loaded.pop(adapter_id, None) is None:
             return False
         self._peft.delete_adapter(str(adapter_id))
+        self._active = None  # nor is it known which one is chosen then
         return True
 
     def remove_all_adapters(self) -> None:

@@ -9,7 +9,6 @@ with others only where that leaves every bit as it is.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -119,8 +118,9 @@ class ExactModel(nn.Module):
         adapters = self._adapters_of(len(num_new))
         for adapter_id in sorted(set(adapters)):
             own = {i: num for i, num in enumerate(num_new) if num and adapters[i] == adapter_id}
-            with self._active(adapter_id):
-                self._advance_all(own, self.group_sizes[adapter_id], step, places)
+            if self.adapters is not None:
+                self.adapters.activate(adapter_id)
+            self._advance_all(own, self.group_sizes[adapter_id], step, places)
         return places
 
     def _adapters_of(self, num_requests: int) -> list[int]:
@@ -129,9 +129,6 @@ class ExactModel(nn.Module):
             return [NO_ADAPTER] * num_requests
         batch = runner_of(self._vllm_config).input_batch
         return batch.request_lora_mapping[:num_requests].tolist()
-
-    def _active(self, adapter_id: int) -> AbstractContextManager[None]:
-        return nullcontext() if self.adapters is None else self.adapters.active(adapter_id)
 
     def _advance_all(
         self, num_new: dict[int, int], sizes: list[int], step: StepMetadata, places: torch.Tensor

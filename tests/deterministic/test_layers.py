@@ -1,0 +1,91 @@
+"""A layer that is not specified stops the start with its name."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.deterministic.layers import use_portable_layers
+from vllm.model_executor.layers.activation import FatreluAndMul, SiluAndMul
+from vllm.model_executor.layers.layernorm import RMSNorm
+
+
+def config(runner_type: str = "generate", layers: dict[str, Any] | None = None) -> Any:
+    text_config = SimpleNamespace(tie_word_embeddings=False)
+    return SimpleNamespace(
+        model_config=SimpleNamespace(
+            runner_type=runner_type, hf_text_config=text_config, max_model_len=64
+        ),
+        compilation_config=SimpleNamespace(static_forward_context=layers or {}),
+    )
+
+
+class Block(nn.Module):
+    """A model of one layer under a name."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.block = nn.ModuleDict({"layer": layer})
+
+
+@pytest.mark.parametrize(
+    ("layer", "sentence"),
+    [
+        (nn.Linear(4, 4), r"block\.layer \(Linear\): it is not specified"),
+        (nn.Conv1d(4, 4, 1), r"block\.layer \(Conv1d\): it is not specified"),
+        (nn.GRU(4, 4), r"block\.layer \(GRU\): it is not specified"),
+    ],
+)
+def test_layers_with_weights(layer: nn.Module, sentence: str) -> None:
+    with pytest.raises(ValueError, match=f"deterministic=True cannot compute {sentence}"):
+        use_portable_layers(Block(layer), config())
+
+
+def test_a_norm_over_a_part_of_a_row() -> None:
+    with set_current_vllm_config(VllmConfig()):
+        layer = RMSNorm(64, var_hidden_size=32)
+    with pytest.raises(ValueError, match="a norm over a part of a row is not specified"):
+        use_portable_layers(Block(layer), config())
+
+
+def test_a_layer_that_two_others_share_is_replaced_for_both() -> None:
+    with set_current_vllm_config(VllmConfig()):
+        shared = SiluAndMul()
+    model = nn.ModuleList([Block(shared), Block(shared)])
+    use_portable_layers(model, config())
+    layers = [block.get_submodule("block.layer") for block in model]
+    assert layers[0] is layers[1] is not shared
+    x = torch.linspace(-4, 4, 32).bfloat16().view(2, 16)
+    expected = shared.forward_native(x).float()
+    assert torch.allclose(layers[0](x).float(), expected, rtol=1e-2, atol=1e-3)
+
+
+def test_an_activation_that_is_not_known_is_left_to_the_check_of_operations() -> None:
+    with set_current_vllm_config(VllmConfig()):
+        layer = FatreluAndMul()
+    model = Block(layer)
+    use_portable_layers(model, config())
+    assert model.get_submodule("block.layer") is layer
+
+
+def test_other_attention() -> None:
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+
+    class Recurrence(nn.Module, AttentionLayerBase):
+        def get_attn_backend(self) -> Any: ...
+
+        def get_kv_cache_spec(self, vllm_config: Any) -> Any: ...
+
+    layers = {"model.layers.0.mixer": Recurrence()}
+    with pytest.raises(ValueError, match=r"model\.layers\.0\.mixer \(Recurrence\): only causal"):
+        use_portable_layers(nn.Module(), config(layers=layers))
+
+
+def test_models_that_do_not_write() -> None:
+    with pytest.raises(ValueError, match="only the logits of text are specified"):
+        use_portable_layers(nn.Module(), config("pooling"))
