@@ -31,17 +31,47 @@ def exponents_of(layer: Any, weight: torch.Tensor) -> torch.Tensor:
     if isinstance(layer, ReplicatedLinear) or layer.tp_size == 1:
         return equalising_exponents(channel_statistics(weight))
     if isinstance(layer, RowParallelLinear):
-        return _of_split_channels(weight, layer.tp_size, layer.tp_rank)
+        return exponents_of_columns(weight.unsqueeze(0), layer.tp_size, layer.tp_rank)[0]
     if isinstance(layer, QKVParallelLinear):
         return equalising_exponents(_of_all_heads(layer, weight))
     return equalising_exponents(_sum_over_cards(channel_statistics(weight)))
 
 
-def _of_split_channels(weight: torch.Tensor, num_cards: int, card: int) -> torch.Tensor:
-    own = channel_statistics(weight)
-    found = [torch.empty_like(own) for _ in range(num_cards)]
-    all_gather(found, own, group=get_tp_group().cpu_group)
-    return equalising_exponents(torch.cat(found)).chunk(num_cards)[card].contiguous()
+def exponents_of_rows(weights: torch.Tensor, num_cards: int) -> torch.Tensor:
+    """Return the exponents of the channels of weights whose rows are split between cards.
+
+    Args:
+        weights: what this card has of some weights, each with an input of its own, [weights,
+            out_features, in_features].
+        num_cards: of the tensor-parallel group.
+
+    Returns:
+        int8 [weights, in_features].
+    """
+    statistics = torch.stack([channel_statistics(weight) for weight in weights])
+    if num_cards > 1:
+        statistics = _sum_over_cards(statistics)
+    return torch.stack([equalising_exponents(own) for own in statistics])
+
+
+def exponents_of_columns(weights: torch.Tensor, num_cards: int, card: int) -> torch.Tensor:
+    """The same of weights whose columns are split, which are the channels.
+
+    Args:
+        weights: [weights, out_features, in_features of this card].
+        num_cards: of the tensor-parallel group.
+        card: this one.
+
+    Returns:
+        int8 [weights, in_features of this card].
+    """
+    own = torch.stack([channel_statistics(weight) for weight in weights])
+    found = [own]
+    if num_cards > 1:
+        found = [torch.empty_like(own) for _ in range(num_cards)]
+        all_gather(found, own, group=get_tp_group().cpu_group)
+    exponents = torch.stack([equalising_exponents(whole) for whole in torch.cat(found, dim=1)])
+    return exponents.chunk(num_cards, dim=1)[card].contiguous()
 
 
 def _of_all_heads(layer: QKVParallelLinear, weight: torch.Tensor) -> torch.Tensor:

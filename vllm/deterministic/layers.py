@@ -17,6 +17,7 @@ from vllm.deterministic.attention import (
     PortableAttentionImpl,
     kv_cache_spec,
 )
+from vllm.deterministic.experts_method import has_portable_experts, use_portable_experts
 from vllm.deterministic.linear import PortableEmbeddingMethod, PortableLinearMethod
 from vllm.deterministic.logits import PortableLogitsProcessor
 from vllm.deterministic.norms import (
@@ -29,6 +30,7 @@ from vllm.deterministic.rotary import is_rotary, portable_rotation
 from vllm.deterministic.transformers_backend import portable_hf_module
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm, LayerNorm, RMSNorm
 from vllm.model_executor.layers.linear import (
     LinearBase,
@@ -84,6 +86,8 @@ def _portable(name: str, layer: nn.Module, max_length: int) -> nn.Module:
     """Return `layer`, changed, or what takes its place."""
     if isinstance(layer, LinearBase):
         _use_portable_product(name, layer)
+    elif isinstance(layer, MoERunner):
+        use_portable_experts(name, layer)
     elif type(layer) in _NORMS:
         _use_portable_norm(name, layer)
     elif is_rotary(layer):
@@ -96,7 +100,9 @@ def _portable(name: str, layer: nn.Module, max_length: int) -> nn.Module:
         return activation
     elif (hf_module := portable_hf_module(name, layer, max_length)) is not None:
         return hf_module
-    elif layer._parameters and not isinstance(layer, VocabParallelEmbedding | nn.Embedding):
+    elif layer._parameters and not (
+        isinstance(layer, VocabParallelEmbedding | nn.Embedding) or has_portable_experts(layer)
+    ):
         raise refusal(name, layer, "it is not specified")
     return layer
 

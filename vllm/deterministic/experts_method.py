@@ -1,0 +1,162 @@
+"""Gives vLLM's mixtures of experts portable bits, or says which one cannot have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from vllm.deterministic.equalisation import exponents_of_columns, exponents_of_rows
+from vllm.deterministic.experts import PackedExperts, weighted_sums
+from vllm.deterministic.refusal import refusal
+from vllm.deterministic.routing import portable_router
+from vllm.distributed import tensor_model_parallel_all_gather
+from vllm.fork_ops.portable_functions import Function
+from vllm.fork_ops.portable_product import pack_weight, sum_partials
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+    UnquantizedFusedMoEMethod,
+)
+
+_ACTIVATIONS = {
+    MoEActivation.SILU: Function.SILU,
+    MoEActivation.GELU: Function.GELU,
+    MoEActivation.GELU_TANH: Function.GELU_TANH,
+}
+
+_MOST_PAIRS = 8192
+"""Tokens times their experts that are computed at once, which bounds the memory of outputs."""
+
+
+class PortableExpertsMethod(UnquantizedFusedMoEMethod):
+    """Computes experts with packed weights, which take the place of the parameters.
+
+    Args:
+        upstream: the method that the model made.
+        function: the activation of the experts.
+    """
+
+    def __init__(self, upstream: UnquantizedFusedMoEMethod, function: Function) -> None:
+        super().__init__(upstream.moe)
+        self._function = function
+        self._num_cards = upstream.moe.tp_size
+        self._experts: PackedExperts | None = None
+
+    @property
+    def is_monolithic(self) -> bool:
+        """Whether the method routes, too: a router does."""
+        return False
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Pack the weights of each expert; as many bytes as they had, and 0.8 % more."""
+        weights = layer.w13_weight.data
+        exponents = exponents_of_rows(weights, self._num_cards)
+        gate_up = [pack_weight(*pair) for pair in zip(weights, exponents, strict=True)]
+        _release(layer, "w13_weight")
+        weights = layer.w2_weight.data
+        exponents = exponents_of_columns(weights, self._num_cards, self.moe.tp_rank)
+        down = [
+            pack_weight(*pair, parts=self._num_cards)
+            for pair in zip(weights, exponents, strict=True)
+        ]
+        _release(layer, "w2_weight")
+        self._experts = PackedExperts(gate_up, down, self._function)
+
+    def apply(
+        self,
+        layer: Any,
+        x: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        shared_experts: Any,
+        shared_experts_input: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return the weighted sums of experts (``FusedMoEMethodBase.apply``).
+
+        Args:
+            layer: the layer this method was made for.
+            x: bfloat16 or float16 [num_tokens, hidden_size].
+            topk_weights: float32 [num_tokens, experts of a token].
+            topk_ids: int64, of the same shape.
+            shared_experts: not computed here, but by the caller.
+            shared_experts_input: likewise.
+
+        Returns:
+            Like `x`; the whole sum where the experts' channels are split between cards.
+        """
+        num_tokens = max(1, _MOST_PAIRS // topk_ids.shape[1])
+        parts = zip(
+            *(tensor.split(num_tokens) for tensor in (x, topk_weights, topk_ids)), strict=True
+        )
+        return torch.cat([self._weighted_sums(*part) for part in parts])
+
+    def _weighted_sums(
+        self, x: torch.Tensor, weights: torch.Tensor, indices: torch.Tensor
+    ) -> torch.Tensor:
+        assert self._experts is not None
+        outputs = self._experts.outputs(x, indices)
+        if self._num_cards > 1:
+            gathered = tensor_model_parallel_all_gather(outputs.flatten(0, 1), dim=0)
+            partials = gathered.view(self._num_cards, -1, outputs.shape[-1])
+            outputs = sum_partials(partials.contiguous()).view_as(outputs)
+        return weighted_sums(outputs, weights, x.dtype)
+
+
+def _release(layer: nn.Module, name: str) -> None:
+    """Let go of a parameter, which nothing reads any more."""
+    setattr(layer, name, nn.Parameter(getattr(layer, name).data.new_empty(0), requires_grad=False))
+
+
+def use_portable_experts(name: str, runner: MoERunner) -> None:
+    """Give a mixture of experts, which is not loaded yet, portable bits.
+
+    Raises:
+        ValueError: it computes something that is not specified.
+    """
+    experts = runner.routed_experts
+    if has_portable_experts(experts):
+        return
+    if type(runner) is not MoERunner or type(experts) is not RoutedExperts:
+        raise refusal(name, runner, "this kind of mixture of experts is not specified")
+    if type(experts.quant_method) is not UnquantizedFusedMoEMethod:
+        raise refusal(name, runner, "it is quantised")
+    for reason, is_given in _objections(runner).items():
+        if is_given:
+            raise refusal(name, runner, reason)
+    function = _ACTIVATIONS[experts.activation]
+    runner.router = portable_router(name, runner, runner.router)
+    experts.quant_method = PortableExpertsMethod(experts.quant_method, function)
+    runner.moe_config.skip_final_all_reduce = True  # the method adds the cards' parts
+
+
+def has_portable_experts(layer: nn.Module) -> bool:
+    """Return whether `layer` holds the parameters of experts that are taken care of."""
+    return isinstance(layer, RoutedExperts) and isinstance(
+        layer.quant_method, PortableExpertsMethod
+    )
+
+
+def _objections(runner: MoERunner) -> dict[str, bool]:
+    """Return what is not specified, and whether this mixture has it."""
+    config, experts = runner.moe_config, runner.routed_experts
+    cards = config.moe_parallel_config
+    limits = (experts.swiglu_limit, experts.swiglu_alpha, experts.swiglu_beta)
+    return {
+        "experts are split between cards by tensor parallelism alone": (
+            cards.use_ep or cards.dp_size > 1 or cards.pcp_size > 1 or cards.is_sequence_parallel
+        ),
+        "its model adds the cards' parts in an order of its own": (
+            cards.tp_size > 1 and config.skip_final_all_reduce
+        ),
+        f"the activation {experts.activation.value} is not specified": (
+            experts.activation not in _ACTIVATIONS or any(limit is not None for limit in limits)
+        ),
+        "biases of experts are not specified": config.has_bias,
+        "the weights of experts multiply their inputs": experts.apply_router_weight_on_input,
+        "adapters of experts are not specified": config.is_lora_enabled,
+        "its gates are one product": runner.shared_expert_gate is not None,
+        "a factor of the sum is not specified": runner.routed_scaling_factor != 1.0,
+    }
