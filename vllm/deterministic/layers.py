@@ -27,6 +27,10 @@ from vllm.deterministic.norms import (
 )
 from vllm.deterministic.refusal import refusal
 from vllm.deterministic.rotary import is_rotary, portable_rotation
+from vllm.deterministic.shared_experts import (
+    add_parts_of_shared_experts,
+    use_portable_shared_expert,
+)
 from vllm.deterministic.transformers_backend import portable_hf_module
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
@@ -70,6 +74,7 @@ def use_portable_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
     if vllm_config.model_config.runner_type not in ("generate", "draft"):
         raise refusal(type(model).__name__, model, "only the logits of text are specified")
     _use_portable_embeddings(model, vllm_config)
+    add_parts_of_shared_experts(model)
     for name, layer in vllm_config.compilation_config.static_forward_context.items():
         if isinstance(layer, AttentionLayerBase):  # not all are submodules
             _use_portable_attention(name, layer)
@@ -98,6 +103,8 @@ def _portable(name: str, layer: nn.Module, max_length: int) -> nn.Module:
         return PortableLogitsProcessor(layer)
     elif (activation := portable_activation(layer)) is not None:
         return activation
+    elif use_portable_shared_expert(layer):
+        return layer
     elif (hf_module := portable_hf_module(name, layer, max_length)) is not None:
         return hf_module
     elif layer._parameters and not (
