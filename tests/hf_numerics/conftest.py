@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +11,6 @@ import torch
 from torch import nn
 
 from tools.make_random_model import make_random_model
-
-
-@pytest.fixture(scope="session")
-def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A tensor parallel group of this process alone, which linear layers need."""
-    from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.distributed import (
-        destroy_distributed_environment,
-        destroy_model_parallel,
-        init_distributed_environment,
-        initialize_model_parallel,
-    )
-
-    store = tmp_path_factory.mktemp("rank") / "store"
-    with set_current_vllm_config(VllmConfig()):
-        init_distributed_environment(1, 0, f"file://{store}", 0, "gloo")
-        initialize_model_parallel(1, 1)
-    yield
-    destroy_model_parallel()
-    destroy_distributed_environment()
-
 
 LoadModel = Callable[..., tuple[nn.Module, Path]]
 

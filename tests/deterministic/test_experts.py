@@ -1,0 +1,242 @@
+"""Mixtures of experts: the bits of the reference, whatever the batch and the cards; refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.deterministic import experts_reference as reference
+from tests.kernels.portable_cases import as_floats, assert_same, bits, numbers
+from tools.make_random_model import make_random_model
+from vllm.deterministic.equalisation import exponents_of_columns, exponents_of_rows
+from vllm.deterministic.experts import PackedExperts, weighted_sums
+from vllm.deterministic.routing import route
+from vllm.fork_ops.portable_functions import Function
+from vllm.fork_ops.portable_product import pack_weight, sum_partials
+
+if TYPE_CHECKING:
+    from vllm import LLM
+
+HIDDEN, INTERMEDIATE, NUM_EXPERTS, CHOSEN = 96, 64, 5, 3
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+def logits_of(rows: int, dtype: torch.dtype, experts: int = NUM_EXPERTS) -> torch.Tensor:
+    """Router logits with ties, since most numbers are few; the last ones are far apart."""
+    logits = numbers(rows, experts, seed=rows, scale=8.0).mul(4).round().div(4)
+    logits[-1] *= 16
+    return logits.to(dtype)
+
+
+def parameters(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weights of the gates and ups, and of the downs, with channels of all magnitudes."""
+    channels = torch.exp2(numbers(HIDDEN, seed=3, scale=4.0).round())
+    gate_up = numbers(NUM_EXPERTS, 2 * INTERMEDIATE, HIDDEN, seed=1, scale=0.25) * channels
+    return gate_up.to(dtype), numbers(NUM_EXPERTS, HIDDEN, INTERMEDIATE, seed=2, dtype=dtype)
+
+
+def packed(
+    dtype: torch.dtype, function: Function = Function.SILU, cards: int = 1, card: int = 0
+) -> PackedExperts:
+    """What a card has of the experts; their exponents are those of whole weights."""
+    gate_up, down = parameters(dtype)
+    first = exponents_of_rows(gate_up, 1)
+    second = exponents_of_columns(down, 1, 0).chunk(cards, dim=1)[card]
+    gate, up = gate_up.chunk(2, dim=1)
+    rows = [part.chunk(cards, dim=1)[card] for part in (gate, up)]
+    columns = down.chunk(cards, dim=2)[card].contiguous()
+    return PackedExperts(
+        [pack_weight(w, e) for w, e in zip(torch.cat(rows, dim=1), first, strict=True)],
+        [pack_weight(w, e.contiguous(), parts=cards) for w, e in zip(columns, second, strict=True)],
+        function,
+    )
+
+
+# --- routing --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("is_renormalised", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, *DTYPES], ids=str)
+def test_routing(dtype: torch.dtype, is_renormalised: bool) -> None:
+    logits = logits_of(40, dtype, experts=17)
+    logits[0, 4] = torch.inf
+    logits[1, 3:6] = torch.nan
+    logits[2] = -torch.inf
+    logits[3] = 1.0
+    weights, indices = route(logits, 6, is_renormalised=is_renormalised)
+    rows = [reference.route(row, 6, is_renormalised=is_renormalised) for row in as_floats(logits)]
+    assert indices.tolist() == [chosen for _, chosen in rows]
+    expected = torch.stack([torch.from_numpy(row) for row, _ in rows])
+    is_nan = expected.isnan()
+    assert torch.equal(weights.isnan(), is_nan)  # whose bits no later operation keeps
+    assert_same(weights[~is_nan], expected[~is_nan])
+    assert bool((weights[3:].sum(-1) <= 1 + 1e-6).all())
+    assert indices[3].tolist() == list(range(6))
+
+
+# --- experts --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("function", [Function.SILU, Function.GELU_TANH])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_reference(dtype: torch.dtype, function: Function) -> None:
+    x = numbers(9, HIDDEN, seed=7, dtype=dtype, scale=4.0)
+    x[1] = 0
+    x[2] *= 2.0**-13
+    weights, indices = route(logits_of(9, dtype), CHOSEN, is_renormalised=True)
+    actual = weighted_sums(packed(dtype, function).outputs(x, indices), weights, dtype)
+    gate_up, down = (as_floats(weight) for weight in parameters(dtype))
+    name = str(dtype).removeprefix("torch.")
+    for i, row in enumerate(as_floats(x)):
+        chosen = indices[i].tolist()
+        expected = reference.mixture(row, weights[i].numpy(), chosen, gate_up, down, function, name)
+        assert_same(actual[i], torch.from_numpy(expected).to(dtype))
+
+
+def test_the_order_matters() -> None:
+    """The reference would notice experts that are added in another order."""
+    x = numbers(64, HIDDEN, seed=8, dtype=torch.bfloat16, scale=4.0)
+    weights, indices = route(logits_of(64, torch.bfloat16), CHOSEN, is_renormalised=True)
+    outputs = packed(torch.bfloat16).outputs(x, indices)
+    ranked = weighted_sums(outputs.clone(), weights, torch.float32)
+    reversed_ = weighted_sums(outputs.flip(1), weights.flip(1), torch.float32)
+    assert torch.allclose(ranked, reversed_, atol=1e-5)
+    assert not torch.equal(ranked, reversed_)
+
+
+def test_tokens_alone_and_together() -> None:
+    experts = packed(torch.bfloat16)
+    x = numbers(50, HIDDEN, seed=9, dtype=torch.bfloat16, scale=4.0)
+    _, indices = route(logits_of(50, torch.bfloat16), CHOSEN, is_renormalised=False)
+    together = experts.outputs(x, indices)
+    for i in range(50):
+        assert_same(experts.outputs(x[i : i + 1], indices[i : i + 1]), together[i : i + 1])
+    shuffled = torch.randperm(50, generator=torch.Generator().manual_seed(0))
+    assert_same(experts.outputs(x[shuffled], indices[shuffled]), together[shuffled])
+
+
+@pytest.mark.parametrize("cards", [2, 4, 8])
+def test_experts_that_cards_share(cards: int) -> None:
+    x = numbers(21, HIDDEN, seed=10, dtype=torch.bfloat16, scale=4.0)
+    _, indices = route(logits_of(21, torch.bfloat16), CHOSEN, is_renormalised=True)
+    parts = [packed(torch.bfloat16, cards=cards, card=i).outputs(x, indices) for i in range(cards)]
+    whole = sum_partials(torch.stack(parts).flatten(1, 2)).view_as(parts[0])
+    assert_same(whole, packed(torch.bfloat16).outputs(x, indices))
+
+
+def test_small_products_and_nan() -> None:
+    """A product below the limit counts +0; NaN has the bits of the specification."""
+    outputs = torch.tensor([[2.0**-70, -(2.0**-71), -0.0, -torch.nan]]).view(1, 1, 4)
+    sums = weighted_sums(outputs, torch.full((1, 1), 2.0**-32), torch.float32)
+    assert bits(sums).tolist() == [[0x0C800000, 0, 0, 0x7FC00000]]
+
+
+# --- vLLM's layers --------------------------------------------------------------------------------
+def mixture(**arguments: Any) -> Any:
+    """A mixture of experts as models make them, with a weight, and portable bits."""
+    from vllm.config import get_current_vllm_config
+    from vllm.deterministic.layers import use_portable_layers
+    from vllm.model_executor.layers.fused_moe.layer import FusedMoEFactory
+
+    settings = {
+        "num_experts": NUM_EXPERTS,
+        "top_k": CHOSEN,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
+        "params_dtype": torch.bfloat16,
+        "prefix": "experts",
+    }
+    model = nn.ModuleDict({"experts": FusedMoEFactory(**(settings | arguments))})
+    use_portable_layers(model, get_current_vllm_config())
+    return model["experts"]
+
+
+@pytest.fixture
+def configured(one_rank: None) -> Iterator[Any]:
+    from tests.engines import MODEL
+    from vllm.config import set_current_vllm_config
+    from vllm.engine.arg_utils import EngineArgs
+
+    args = EngineArgs(str(MODEL), dtype="bfloat16", deterministic=True)
+    config = args.create_engine_config()
+    with set_current_vllm_config(config):
+        yield config
+
+
+def test_a_layer_of_vllm(configured: Any) -> None:
+    from vllm.deterministic.guard import only_exact_operations
+    from vllm.forward_context import set_forward_context
+
+    runner = mixture()
+    experts = runner.routed_experts
+    experts.w13_weight.data, experts.w2_weight.data = parameters(torch.bfloat16)
+    experts.quant_method.process_weights_after_loading(experts)
+    assert sum(parameter.numel() for parameter in runner.parameters()) == 0
+    x = numbers(21, HIDDEN, seed=11, dtype=torch.bfloat16, scale=4.0)
+    logits = logits_of(21, torch.bfloat16)
+    with set_forward_context(None, configured), only_exact_operations("a mixture of experts"):
+        actual = runner(x, logits)
+    weights, indices = route(logits, CHOSEN, is_renormalised=True)
+    outputs = packed(torch.bfloat16).outputs(x, indices)
+    assert_same(actual, weighted_sums(outputs, weights, torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"use_grouped_topk": True, "num_expert_group": 5, "topk_group": 2}, "groups of experts"),
+        ({"custom_routing_function": torch.topk}, "a function of its own"),
+        ({"scoring_func": "sigmoid"}, "weights by sigmoid are not specified"),
+        ({"e_score_correction_bias": torch.zeros(5)}, "correction of the experts' scores"),
+        ({"routed_scaling_factor": 2.5}, "a factor of the experts' weights"),
+        ({"routed_scaling_factor": 2.5, "apply_routed_scale_to_output": True}, "of the sum"),
+        ({"activation": "swigluoai"}, "the activation swigluoai is not specified"),
+        ({"swiglu_limit": 7.0}, "the activation silu is not specified"),
+        ({"has_bias": True}, "biases of experts"),
+        ({"apply_router_weight_on_input": True}, "multiply their inputs"),
+    ],
+)
+def test_refusals(configured: Any, arguments: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=rf"cannot compute experts \(MoERunner\): .*{reason}"):
+        mixture(**arguments)
+
+
+# --- an engine ------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """Mixtral, narrow and random; a step has fewer tokens than a batch of prompts."""
+    from vllm import LLM
+
+    folder: Path = tmp_path_factory.mktemp("models") / "mixtral"
+    make_random_model("mixtral-8x7b", folder, num_layers=2, narrow=True)
+    llm = LLM(
+        str(folder),
+        dtype="bfloat16",
+        hf_compat=True,
+        deterministic=True,
+        max_model_len=256,
+        max_num_batched_tokens=64,
+        max_num_seqs=16,
+        kv_cache_memory_bytes=1 << 26,
+        enable_prefix_caching=False,
+    )
+    yield llm
+    llm.llm_engine.engine_core.shutdown()
+
+
+def test_prompts_in_chunks_and_alone(engine: LLM) -> None:
+    """Alone, all but one prompt are computed whole."""
+    lengths = (60, 3, 17, 33, 64, 1, 41, 90)
+    prompts = [numbers(n, seed=n).abs().mul(31000).int().add(3).tolist() for n in lengths]
+    arguments = {"max_new_tokens": 8, "min_new_tokens": 8, "output_logits": True}
+
+    def answers(some: list[list[int]]) -> list[torch.Tensor]:
+        given: Any = [{"prompt_token_ids": prompt} for prompt in some]
+        outputs = engine.generate(given, use_tqdm=False, **arguments)
+        return [torch.as_tensor(output.outputs[0].logits) for output in outputs]
+
+    together = answers(prompts)
+    for prompt, logits in zip(prompts, together, strict=True):
+        assert_same(answers([prompt])[0], logits)
+    assert not torch.equal(together[0][0], together[4][0])
