@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from vllm.deterministic.adapter_layers import use_portable_adapters
 from vllm.deterministic.guard import only_exact_operations_of
 from vllm.deterministic.self_check import check_machine
 from vllm.fork.flags import ForkFlags
@@ -36,12 +37,16 @@ _OPERATORS_IN: dict[type[nn.Module], tuple[str, ...]] = {
 def check_runner(runner: GPUModelRunner) -> None:
     """Check the machine's bits and the model's operations; nothing without the flag.
 
+    It has its layers for adapters then, which get portable bits here.
+
     Raises:
+        ValueError: see `use_portable_adapters`.
         RuntimeError: see `check_machine`, or the model calls an operation whose bits are not
             specified; the sentence names it.
     """
     if ForkFlags.of(runner.vllm_config).is_portable:
         check_machine()
+        use_portable_adapters(runner.get_model())
         _check_operations(runner)
 
 

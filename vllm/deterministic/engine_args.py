@@ -88,7 +88,7 @@ def _excluded(args: EngineArgs, flags: ForkFlags) -> dict[str, tuple[object, str
             "it is not tested",
         ),
         "enable_expert_parallel=True": (args.enable_expert_parallel, "it is not specified"),
-        "enable_lora=True": (args.enable_lora, "adapters are not specified"),
+        "fully_sharded_loras=True": (args.fully_sharded_loras, "it splits adapters' ranks"),
         "kv_transfer_config": (
             args.kv_transfer_config is not None,
             "it expects another KV cache",

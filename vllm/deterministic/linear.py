@@ -47,12 +47,26 @@ class PortableLinearMethod(UnquantizedLinearMethod):
         """
         assert self._weight is not None
         rows = x.flatten(0, -2)
-        if isinstance(layer, RowParallelLinear) and layer.tp_size > 1:
-            whole_bias = None if layer.skip_bias_add else layer.bias
-            product = _sum_of_cards(rows, self._weight, whole_bias, layer.tp_size)
+        if adds_cards(layer):
+            partials = sums_of_cards(portable_product(rows, self._weight, dtype=torch.float32))
+            product = sum_partials(partials, whole_bias(layer, bias), x.dtype)
         else:
             product = portable_product(rows, self._weight, bias)
         return product.view(*x.shape[:-1], -1)
+
+    def sums(self, layer: Any, rows: torch.Tensor) -> torch.Tensor:
+        """Return the layer's product before bias and rounding.
+
+        Args:
+            layer: the layer this method was made for.
+            rows: bfloat16 or float16 [n, in_features], of this card.
+
+        Returns:
+            float32 [n, out_features], of all cards where they split the input channels.
+        """
+        assert self._weight is not None
+        sums = portable_product(rows, self._weight, dtype=torch.float32)
+        return sum_partials(sums_of_cards(sums)) if adds_cards(layer) else sums
 
 
 class PortableEmbeddingMethod(UnquantizedEmbeddingMethod):
@@ -97,9 +111,19 @@ def release_weight(layer: Any) -> None:
     layer.weight = nn.Parameter(layer.weight.data.new_empty(0), requires_grad=False)
 
 
-def _sum_of_cards(
-    rows: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, num_cards: int
-) -> torch.Tensor:
-    partial = portable_product(rows, weight, dtype=torch.float32)
+def adds_cards(layer: Any) -> bool:
+    """Return whether the input channels of a linear layer are split between cards."""
+    return isinstance(layer, RowParallelLinear) and layer.tp_size > 1
+
+
+def whole_bias(layer: Any, bias: torch.Tensor | None) -> torch.Tensor | None:
+    """Return the bias to be added, which vLLM gives to one of the cards that split channels."""
+    if not adds_cards(layer):
+        return bias
+    return None if layer.skip_bias_add else layer.bias
+
+
+def sums_of_cards(partial: torch.Tensor) -> torch.Tensor:
+    """Return what all cards have of [n, out_features], [cards, n, out_features]."""
     gathered = tensor_model_parallel_all_gather(partial, dim=0)
-    return sum_partials(gathered.view(num_cards, *partial.shape).contiguous(), bias, rows.dtype)
+    return gathered.view(-1, *partial.shape).contiguous()
