@@ -41,6 +41,7 @@ def test_auto_is_the_models_own_dtype() -> None:
         ({"kv_cache_dtype": "fp8"}, "does not go with kv_cache_dtype='fp8'"),
         ({"pipeline_parallel_size": 2}, "does not go with pipeline_parallel_size=2"),
         ({"enable_expert_parallel": True}, "does not go with enable_expert_parallel=True"),
+        ({"fully_sharded_loras": True}, "with fully_sharded_loras=True, since it splits"),
         ({"deterministic": "batch"}, "needs an NVIDIA GPU: use deterministic=True here"),
         ({"deterministic": "always"}, "deterministic='always' is not a value of this flag"),
     ],

@@ -26,7 +26,7 @@ HIDDEN, INTERMEDIATE, NUM_EXPERTS, CHOSEN = 96, 64, 5, 3
 DTYPES = (torch.bfloat16, torch.float16)
 
 
-def logits_of(rows: int, dtype: torch.dtype, experts: int = NUM_EXPERTS) -> torch.Tensor:
+def router_logits(rows: int, dtype: torch.dtype, experts: int = NUM_EXPERTS) -> torch.Tensor:
     """Router logits with ties, since most numbers are few; the last ones are far apart."""
     logits = numbers(rows, experts, seed=rows, scale=8.0).mul(4).round().div(4)
     logits[-1] *= 16
@@ -61,7 +61,7 @@ def packed(
 @pytest.mark.parametrize("is_renormalised", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, *DTYPES], ids=str)
 def test_routing(dtype: torch.dtype, is_renormalised: bool) -> None:
-    logits = logits_of(40, dtype, experts=17)
+    logits = router_logits(40, dtype, experts=17)
     logits[0, 4] = torch.inf
     logits[1, 3:6] = torch.nan
     logits[2] = -torch.inf
@@ -84,7 +84,7 @@ def test_the_reference(dtype: torch.dtype, function: Function) -> None:
     x = numbers(9, HIDDEN, seed=7, dtype=dtype, scale=4.0)
     x[1] = 0
     x[2] *= 2.0**-13
-    weights, indices = route(logits_of(9, dtype), CHOSEN, is_renormalised=True)
+    weights, indices = route(router_logits(9, dtype), CHOSEN, is_renormalised=True)
     actual = weighted_sums(packed(dtype, function).outputs(x, indices), weights, dtype)
     gate_up, down = (as_floats(weight) for weight in parameters(dtype))
     name = str(dtype).removeprefix("torch.")
@@ -97,7 +97,7 @@ def test_the_reference(dtype: torch.dtype, function: Function) -> None:
 def test_the_order_matters() -> None:
     """The reference would notice experts that are added in another order."""
     x = numbers(64, HIDDEN, seed=8, dtype=torch.bfloat16, scale=4.0)
-    weights, indices = route(logits_of(64, torch.bfloat16), CHOSEN, is_renormalised=True)
+    weights, indices = route(router_logits(64, torch.bfloat16), CHOSEN, is_renormalised=True)
     outputs = packed(torch.bfloat16).outputs(x, indices)
     ranked = weighted_sums(outputs.clone(), weights, torch.float32)
     reversed_ = weighted_sums(outputs.flip(1), weights.flip(1), torch.float32)
@@ -108,7 +108,7 @@ def test_the_order_matters() -> None:
 def test_tokens_alone_and_together() -> None:
     experts = packed(torch.bfloat16)
     x = numbers(50, HIDDEN, seed=9, dtype=torch.bfloat16, scale=4.0)
-    _, indices = route(logits_of(50, torch.bfloat16), CHOSEN, is_renormalised=False)
+    _, indices = route(router_logits(50, torch.bfloat16), CHOSEN, is_renormalised=False)
     together = experts.outputs(x, indices)
     for i in range(50):
         assert_same(experts.outputs(x[i : i + 1], indices[i : i + 1]), together[i : i + 1])
@@ -119,7 +119,7 @@ def test_tokens_alone_and_together() -> None:
 @pytest.mark.parametrize("cards", [2, 4, 8])
 def test_experts_that_cards_share(cards: int) -> None:
     x = numbers(21, HIDDEN, seed=10, dtype=torch.bfloat16, scale=4.0)
-    _, indices = route(logits_of(21, torch.bfloat16), CHOSEN, is_renormalised=True)
+    _, indices = route(router_logits(21, torch.bfloat16), CHOSEN, is_renormalised=True)
     parts = [packed(torch.bfloat16, cards=cards, card=i).outputs(x, indices) for i in range(cards)]
     whole = sum_partials(torch.stack(parts).flatten(1, 2)).view_as(parts[0])
     assert_same(whole, packed(torch.bfloat16).outputs(x, indices))
@@ -174,7 +174,7 @@ def test_a_layer_of_vllm(configured: Any) -> None:
     experts.quant_method.process_weights_after_loading(experts)
     assert sum(parameter.numel() for parameter in runner.parameters()) == 0
     x = numbers(21, HIDDEN, seed=11, dtype=torch.bfloat16, scale=4.0)
-    logits = logits_of(21, torch.bfloat16)
+    logits = router_logits(21, torch.bfloat16)
     with set_forward_context(None, configured), only_exact_operations("a mixture of experts"):
         actual = runner(x, logits)
     weights, indices = route(logits, CHOSEN, is_renormalised=True)
@@ -204,12 +204,18 @@ def test_refusals(configured: Any, arguments: dict[str, Any], reason: str) -> No
 
 # --- an engine ------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    """Mixtral, narrow and random; a step has fewer tokens than a batch of prompts."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Mixtral, narrow and random."""
+    folder = tmp_path_factory.mktemp("models") / "mixtral"
+    make_random_model("mixtral-8x7b", folder, num_layers=2, narrow=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[LLM]:
+    """A step has fewer tokens than a batch of prompts."""
     from vllm import LLM
 
-    folder: Path = tmp_path_factory.mktemp("models") / "mixtral"
-    make_random_model("mixtral-8x7b", folder, num_layers=2, narrow=True)
     llm = LLM(
         str(folder),
         dtype="bfloat16",
@@ -225,18 +231,23 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     llm.llm_engine.engine_core.shutdown()
 
 
-def test_prompts_in_chunks_and_alone(engine: LLM) -> None:
-    """Alone, all but one prompt are computed whole."""
+def logits_of(engine: LLM, prompts: list[list[int]]) -> list[torch.Tensor]:
+    given: Any = [{"prompt_token_ids": prompt} for prompt in prompts]
+    settings = {"max_new_tokens": 8, "min_new_tokens": 8, "output_logits": True}
+    outputs = engine.generate(given, use_tqdm=False, **settings)
+    return [torch.as_tensor(output.outputs[0].logits) for output in outputs]
+
+
+def test_prompts_in_chunks_and_alone(engine: LLM, folder: Path) -> None:
+    """Alone, all but one prompt are computed whole; Transformers say what is roughly right."""
+    from transformers import AutoModelForCausalLM
+
     lengths = (60, 3, 17, 33, 64, 1, 41, 90)
     prompts = [numbers(n, seed=n).abs().mul(31000).int().add(3).tolist() for n in lengths]
-    arguments = {"max_new_tokens": 8, "min_new_tokens": 8, "output_logits": True}
-
-    def answers(some: list[list[int]]) -> list[torch.Tensor]:
-        given: Any = [{"prompt_token_ids": prompt} for prompt in some]
-        outputs = engine.generate(given, use_tqdm=False, **arguments)
-        return [torch.as_tensor(output.outputs[0].logits) for output in outputs]
-
-    together = answers(prompts)
+    together = logits_of(engine, prompts)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     for prompt, logits in zip(prompts, together, strict=True):
-        assert_same(answers([prompt])[0], logits)
-    assert not torch.equal(together[0][0], together[4][0])
+        assert_same(logits_of(engine, [prompt])[0], logits)
+        with torch.no_grad():
+            right = model(torch.tensor([prompt])).logits[0, -1]
+        assert (logits[0] - right).norm() < 0.1 * right.norm()

@@ -240,7 +240,7 @@ def test_adapters_of_experts_are_refused(configured: Any) -> None:
     experts = FusedMoEFactory(
         num_experts=4, top_k=2, hidden_size=64, intermediate_size=32, prefix="experts"
     )
-    with pytest.raises(ValueError, match="compute experts .* adapters of experts are not spec"):
+    with pytest.raises(ValueError, match=r"compute experts .* adapters of experts are not"):
         use_portable_layers(nn.ModuleDict({"experts": experts}), configured)
 
 
@@ -264,7 +264,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         torch.manual_seed(rank)
         config = LoraConfig(
             r=rank,
-            lora_alpha=rank // 2,
+            lora_alpha=4 * rank,
             target_modules=targets,
             init_lora_weights=False,
             task_type="CAUSAL_LM",
@@ -323,8 +323,8 @@ def test_batches_with_several_adapters(
         with torch.no_grad():
             right = theirs(torch.tensor([prompts[i]])).logits[0, -1]
         plain = logits_of(engine, [prompts[i]], [None])[0][0]
-        assert (together[i][0] - right).norm() < 0.05 * right.norm()
-        assert (plain - right).norm() > 0.2 * right.norm()
+        assert (together[i][0] - right).norm() < 0.02 * right.norm()
+        assert (plain - right).norm() > 0.1 * right.norm()
 
 
 def test_an_adapter_of_the_head_is_refused(engine: LLM, folders: dict[str, Path]) -> None:

@@ -202,7 +202,7 @@ def _refuse_adapters(name: str, layer: Any) -> None:
         raise refusal(name, layer, "adapters of embeddings and of the head are not specified")
 
     layer.reset_lora, layer.set_lora = _do_nothing, refuse
-    layer.forward = layer.base_layer.forward
+    layer.forward = layer.base_layer.__call__
     for slots in ("lora_a_stacked", "lora_b_stacked", "lora_a_stacked_2d"):
         if hasattr(layer, slots):
             setattr(layer, slots, _without_slots(getattr(layer, slots)))
