@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from tests.engines import MODEL, bundled_engine
+from tests.engines import MODEL
 from tests.kernels.portable_cases import as_floats, assert_same, bits, numbers
 from tests.kernels.portable_product_reference import (
     Floats,
@@ -25,11 +24,6 @@ from tests.kernels.portable_product_reference import (
     with_bias,
 )
 from vllm.fork_ops.portable_product import sum_partials
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from vllm import LLM
 
 IN, MAX_RANK = 96, 16
 Adapter = tuple[list[torch.Tensor | None], list[torch.Tensor | None]]
@@ -87,9 +81,9 @@ def wrapped(kind: str, config: Any, slots: torch.Tensor) -> Any:
         "column": ColumnParallelLinearWithLoRA,
         "whole": ReplicatedLinearWithLoRA,
     }
-    model = nn.ModuleDict({kind: base_layer(kind)})
+    model: Any = nn.ModuleDict({kind: base_layer(kind)})
     use_portable_layers(model, config)
-    base: Any = model[kind]
+    base = model[kind]
     base.weight.data, bias = base_weights(kind)
     if base.bias is not None:
         base.bias.data = bias
@@ -171,14 +165,15 @@ def test_each_row_with_its_adapter(configured: Any, kind: str) -> None:
     layer.reset_lora(1)
     for slot, rank in ((0, 12), (2, 3)):
         several = len(PARTS[kind]) > 1
-        adapters[slot] = adapter(kind, rank, missing=1 if several and slot == 2 else None)
-        layer.set_lora(slot, *given(kind, adapters[slot]))
+        lora = adapter(kind, rank, missing=1 if several and slot == 2 else None)
+        layer.set_lora(slot, *given(kind, lora))
+        adapters[slot] = lora
     x = numbers(len(SLOTS), IN, seed=23, dtype=torch.bfloat16, scale=8.0)
     with only_exact_operations(kind):
         actual = layer(x)[0]
-    for slot, lora in adapters.items():
+    for slot, found in adapters.items():
         own = slot == SLOTS
-        assert_same(actual[own], expected(kind, x[own], lora))
+        assert_same(actual[own], expected(kind, x[own], found))
     layer.punica_wrapper.token_lora_indices = SLOTS[3:4]
     assert_same(layer(x[3:4])[0], actual[3:4])
 
@@ -242,96 +237,3 @@ def test_adapters_of_experts_are_refused(configured: Any) -> None:
     )
     with pytest.raises(ValueError, match=r"compute experts .* adapters of experts are not"):
         use_portable_layers(nn.ModuleDict({"experts": experts}), configured)
-
-
-# --- an engine ------------------------------------------------------------------------------------
-TARGETS = {
-    "all": (12, ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]),
-    "some": (3, ["q_proj", "v_proj", "down_proj"]),
-    "head": (4, ["lm_head"]),
-}
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Adapters of random weights."""
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
-    found = {}
-    for name, (rank, targets) in TARGETS.items():
-        base = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16)
-        torch.manual_seed(rank)
-        config = LoraConfig(
-            r=rank,
-            lora_alpha=4 * rank,
-            target_modules=targets,
-            init_lora_weights=False,
-            task_type="CAUSAL_LM",
-        )
-        found[name] = tmp_path_factory.mktemp("adapters") / name
-        get_peft_model(base, config).save_pretrained(str(found[name]))
-    return found
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[LLM]:
-    """A step has fewer tokens than a batch of prompts."""
-    with bundled_engine(
-        dtype="bfloat16",
-        deterministic=True,
-        max_model_len=256,
-        max_num_batched_tokens=64,
-        enable_lora=True,
-        max_loras=2,
-        max_lora_rank=MAX_RANK,
-        enable_prefix_caching=False,
-    ) as llm:
-        yield llm
-
-
-def request(folders: dict[str, Path], name: str) -> Any:
-    from vllm.lora.request import LoRARequest
-
-    return LoRARequest(name, list(TARGETS).index(name) + 1, str(folders[name]))
-
-
-def logits_of(engine: LLM, prompts: list[list[int]], adapters: list[Any]) -> list[torch.Tensor]:
-    given: Any = [{"prompt_token_ids": prompt} for prompt in prompts]
-    settings = {"max_new_tokens": 6, "min_new_tokens": 6, "output_logits": True}
-    outputs = engine.generate(given, lora_request=adapters, use_tqdm=False, **settings)
-    return [torch.as_tensor(output.outputs[0].logits) for output in outputs]
-
-
-def test_batches_with_several_adapters(
-    engine: LLM, folders: dict[str, Path], tokenizer: PreTrainedTokenizerBase
-) -> None:
-    """Alone, all but one prompt are computed whole; PEFT's model says what is roughly right."""
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
-    lengths = (60, 3, 17, 33, 64, 1, 41, 90)
-    prompts = [numbers(n, seed=n).abs().mul(4000).int().add(5).tolist() for n in lengths]
-    adapters = [request(folders, name) for name in ("all", "some")]
-    chosen = [(adapters[0], None, adapters[1])[i % 3] for i in range(len(prompts))]
-    together = logits_of(engine, prompts, chosen)
-    for prompt, one, logits in zip(prompts, chosen, together, strict=True):
-        assert_same(logits_of(engine, [prompt], [one])[0], logits)
-    for i in (0, 2):
-        base = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
-        theirs = PeftModel.from_pretrained(base, str(folders[chosen[i].lora_name])).eval()
-        with torch.no_grad():
-            right = theirs(torch.tensor([prompts[i]])).logits[0, -1]
-        plain = logits_of(engine, [prompts[i]], [None])[0][0]
-        assert (together[i][0] - right).norm() < 0.02 * right.norm()
-        assert (plain - right).norm() > 0.1 * right.norm()
-
-
-def test_an_adapter_of_the_head_is_refused(engine: LLM, folders: dict[str, Path]) -> None:
-    """It is forgotten, not taken for one that is there; the engine goes on."""
-    head = request(folders, "head")
-    for _ in range(2):
-        with pytest.raises(Exception, match=r"lm_head .* adapters of embeddings and of the head"):
-            engine.llm_engine.add_lora(head)
-    assert head.lora_int_id not in engine.llm_engine.list_loras()
-    assert logits_of(engine, [[5, 6, 7]], [None])[0].isfinite().all()

@@ -37,7 +37,7 @@ _OPERATORS_IN: dict[type[nn.Module], tuple[str, ...]] = {
 def check_runner(runner: GPUModelRunner) -> None:
     """Check the machine's bits and the model's operations; nothing without the flag.
 
-    It has its layers for adapters then, which get portable bits here.
+    The layers that vLLM has wrapped for adapters get portable bits here, before they compute.
 
     Raises:
         ValueError: see `use_portable_adapters`.

@@ -26,9 +26,9 @@ def add_parts_of_shared_experts(model: nn.Module) -> None:
 
 def use_portable_shared_expert(layer: nn.Module) -> bool:
     """Give an expert that weighs its result a portable sigmoid; return whether `layer` is one."""
-    is_weighed = isinstance(layer, Qwen2MoeMLP | Qwen3MoeMLP) and layer.expert_gate is not None
+    is_weighed = type(layer) in (Qwen2MoeMLP, Qwen3MoeMLP) and layer.expert_gate is not None
     if is_weighed:
-        layer.forward = partial(_forward_weighed, layer)  # type: ignore[method-assign]
+        layer.forward = partial(_forward_weighed, layer)
     return is_weighed
 
 
