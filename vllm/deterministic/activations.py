@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from vllm.fork_ops.portable_functions import Function, portable_gated, portable_map
+from vllm.deterministic.elementwise import PortableActivation
+from vllm.fork_ops.portable_functions import Function, portable_gated
 from vllm.model_executor.layers.activation import (
     GELU,
     FastGELU,
@@ -33,18 +34,6 @@ _FUNCTIONS: dict[type[nn.Module], Function] = {
     ReLUSquaredActivation: Function.SQUARED_RELU,
 }
 """By exact class: a subclass may compute something else."""
-
-
-class PortableActivation(nn.Module):
-    """A function of each element."""
-
-    def __init__(self, function: Function) -> None:
-        super().__init__()
-        self._function = function
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the function of x [...], in its dtype."""
-        return portable_map(x.contiguous(), self._function)
 
 
 class PortableGatedActivation(nn.Module):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import nn
 
-from vllm.deterministic.attached.activation import PortableActivation, function_of
+from vllm.deterministic.attached.activation import function_of
 from vllm.deterministic.attached.norm import portable_norm
 from vllm.deterministic.attached.rotary import portable_rotary, use_rotations
+from vllm.deterministic.elementwise import PortableActivation
 
 
 def portable_hf_module(name: str, module: nn.Module, max_length: int) -> nn.Module | None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 from transformers import activations as hf
 
-from vllm.fork_ops.portable_functions import Function, portable_map
+from vllm.fork_ops.portable_functions import Function
 
 _FUNCTIONS: dict[type[nn.Module], Function] = {
     nn.ReLU: Function.RELU,
@@ -20,18 +19,6 @@ _FUNCTIONS: dict[type[nn.Module], Function] = {
     hf.ReLUSquaredActivation: Function.SQUARED_RELU,
 }
 """By exact class: a subclass may compute something else."""
-
-
-class PortableActivation(nn.Module):
-    """A function of each element."""
-
-    def __init__(self, function: Function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the function of x [...], in its dtype."""
-        return portable_map(x.contiguous(), self.function)
 
 
 def function_of(module: nn.Module) -> Function | None:

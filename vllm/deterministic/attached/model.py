@@ -11,7 +11,9 @@ from transformers import PreTrainedModel
 from transformers.models.opt.modeling_opt import OPTAttention
 from transformers.pytorch_utils import Conv1D
 
-from .activation import PortableActivation, function_of
+from vllm.deterministic.elementwise import PortableActivation
+
+from .activation import function_of
 from .attention import NAME, register_attention
 from .linear import PortableHead, PortableLinear, pack_together
 from .mlp import portable_gated_mlp

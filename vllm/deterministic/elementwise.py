@@ -1,0 +1,24 @@
+"""The module that takes the place of activations, in vLLM's models and in Transformers'."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from vllm.fork_ops.portable_functions import Function, portable_map
+
+
+class PortableActivation(nn.Module):
+    """A function of each element.
+
+    Args:
+        function: the activation.
+    """
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the function of x [...], in its dtype."""
+        return portable_map(x.contiguous(), self.function)
