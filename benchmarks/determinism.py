@@ -71,10 +71,11 @@ CIRCUMSTANCES = {
 
 @dataclass(frozen=True)
 class Row:
-    """Answers that kept their bits under a circumstance, of one dtype: for each mode a number,
-    None if it could not start.
+    """Answers that kept their bits under a circumstance, of one model and dtype: for each mode a
+    number, None where upstream has no such choice.
     """
 
+    model: str
     dtype: str
     circumstance: str
     equal: dict[str, int | None]
@@ -123,7 +124,8 @@ def rows_of(model: Path, dtype: str, names: list[str], prompts: int, tokens: int
             pairs = zip(alone, answers["digests"], strict=True)
             counts[name][mode] = sum(one == other for one, other in pairs)
     bar.close()
-    return [Row(dtype, name, equal, prompts, logits) for name, equal in counts.items()]
+    about = (model.resolve().name, dtype)
+    return [Row(*about, name, equal, prompts, logits) for name, equal in counts.items()]
 
 
 def as_markdown(rows: list[Row], about: dict[str, Any]) -> str:
@@ -132,19 +134,32 @@ def as_markdown(rows: list[Row], about: dict[str, Any]) -> str:
         "# Answers that keep their bits",
         "",
         "Written by `python -m benchmarks.determinism`; [the same as JSON](determinism.json). Each "
-        f"row is an engine of its own, and counts of {rows[0].prompts} answers those whose tokens "
-        "and logits, all of them and to the last bit, are those of the same prompt asked alone "
-        "(the first row). Upstream is this distribution without flags, with the same arguments.",
+        "row is an engine of its own, and counts the answers whose tokens and logits, all of them "
+        "and to the last bit, are those of the same prompt asked alone (the first row). Upstream "
+        "is this distribution without flags, with the same arguments; what it keeps depends on the "
+        "CPU and on the sizes of the model.",
         "",
         f"Measured with {', '.join(f'{key} {value}' for key, value in about.items())}.",
         "",
-        "| dtype | what changes | upstream | deterministic | logits compared |",
-        "|---|---|---|---|---|",
+        "| model | dtype | what changes | of | upstream | deterministic | logits compared |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         upstream, ours = ("-" if row.equal[m] is None else str(row.equal[m]) for m in MODES)
-        lines.append(f"| {row.dtype} | {row.circumstance} | {upstream} | {ours} | {row.logits:,} |")
+        lines.append(
+            f"| {row.model} | {row.dtype} | {row.circumstance} | {row.prompts} | {upstream} "
+            f"| {ours} | {row.logits:,} |"
+        )
     return "\n".join(lines) + "\n"
+
+
+def rows_of_others(written: Path, new: list[Row]) -> list[Row]:
+    """Return the rows of an earlier run that are of other models or dtypes than the new ones."""
+    if not written.exists():
+        return []
+    measured = {(row.model, row.dtype) for row in new}
+    rows = [Row(**row) for row in json.loads(written.read_text())["rows"]]
+    return [row for row in rows if (row.model, row.dtype) not in measured]
 
 
 def main() -> None:
@@ -165,11 +180,13 @@ def main() -> None:
         for row in rows_of(options.model, dtype, names, options.prompts, options.tokens)
     ]
     about = machine()
+    as_json = options.docs / "determinism.json"
+    rows = [*rows_of_others(as_json, rows), *rows]
     page = as_markdown(rows, about)
     options.docs.mkdir(parents=True, exist_ok=True)
     (options.docs / "determinism.md").write_text(page)
     data = {"machine": about, "rows": [vars(row) for row in rows]}
-    (options.docs / "determinism.json").write_text(json.dumps(data, indent=1) + "\n")
+    as_json.write_text(json.dumps(data, indent=1) + "\n")
     Console().print(page)
 
 
