@@ -1,4 +1,4 @@
-"""The start-up check accepts every instruction set of this machine, and notices one wrong bit."""
+"""The start-up check accepts other instruction sets, and notices one wrong bit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vllm.fork_ops.portable_norm import portable_rms_norm
 PROGRAM = "from vllm.deterministic.self_check import check_machine; check_machine()"
 
 
-@pytest.mark.parametrize("isa", ["scalar", "avx2", "avx512", "avx512vnni", "amx"])
+@pytest.mark.parametrize("isa", ["scalar", "avx2", "amx"])
 def test_instruction_sets(isa: str) -> None:
     """One that the machine lacks is refused when it is forced."""
     environment = os.environ | {"VLLM_FORK_CPU_ISA": isa}

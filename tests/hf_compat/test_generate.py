@@ -125,7 +125,7 @@ def compare(
 
 
 @settings(
-    max_examples=size(16, 250),
+    max_examples=size(12, 250),
     deadline=None,
     derandomize=True,
     suppress_health_check=list(HealthCheck),
