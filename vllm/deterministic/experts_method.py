@@ -9,9 +9,9 @@ from torch import nn
 
 from vllm.deterministic.equalisation import exponents_of_columns, exponents_of_rows
 from vllm.deterministic.experts import PackedExperts, weighted_sums
+from vllm.deterministic.linear import release_weight, sums_of_cards
 from vllm.deterministic.refusal import refusal
 from vllm.deterministic.routing import portable_router
-from vllm.distributed import tensor_model_parallel_all_gather
 from vllm.fork_ops.portable_functions import Function
 from vllm.fork_ops.portable_product import pack_weight, sum_partials
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
@@ -55,14 +55,14 @@ class PortableExpertsMethod(UnquantizedFusedMoEMethod):
         weights = layer.w13_weight.data
         exponents = exponents_of_rows(weights, self._num_cards)
         gate_up = [pack_weight(*pair) for pair in zip(weights, exponents, strict=True)]
-        _release(layer, "w13_weight")
+        release_weight(layer, "w13_weight")
         weights = layer.w2_weight.data
         exponents = exponents_of_columns(weights, self._num_cards, self.moe.tp_rank)
         down = [
             pack_weight(*pair, parts=self._num_cards)
             for pair in zip(weights, exponents, strict=True)
         ]
-        _release(layer, "w2_weight")
+        release_weight(layer, "w2_weight")
         self._experts = PackedExperts(gate_up, down, self._function)
 
     def apply(
@@ -99,15 +99,8 @@ class PortableExpertsMethod(UnquantizedFusedMoEMethod):
         assert self._experts is not None
         outputs = self._experts.outputs(x, indices)
         if self._num_cards > 1:
-            gathered = tensor_model_parallel_all_gather(outputs.flatten(0, 1), dim=0)
-            partials = gathered.view(self._num_cards, -1, outputs.shape[-1])
-            outputs = sum_partials(partials.contiguous()).view_as(outputs)
+            outputs = sum_partials(sums_of_cards(outputs.flatten(0, 1))).view_as(outputs)
         return weighted_sums(outputs, weights, x.dtype)
-
-
-def _release(layer: nn.Module, name: str) -> None:
-    """Let go of a parameter, which nothing reads any more."""
-    setattr(layer, name, nn.Parameter(getattr(layer, name).data.new_empty(0), requires_grad=False))
 
 
 def use_portable_experts(name: str, runner: MoERunner) -> None:

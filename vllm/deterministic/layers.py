@@ -1,7 +1,7 @@
 """Gives the layers of a model portable bits, when it is made, or says which one cannot have them.
 
 What is replaced is chosen by exact class. What holds parameters and is not known here stops the
-start; what computes without parameters is found by `check.check_operations`.
+start; what computes without parameters is found by `check.check_runner`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vllm.deterministic.attention import (
     kv_cache_spec,
 )
 from vllm.deterministic.experts_method import has_portable_experts, use_portable_experts
-from vllm.deterministic.linear import PortableEmbeddingMethod, PortableLinearMethod
+from vllm.deterministic.linear import PortableEmbeddingMethod, PortableLinearMethod, adds_cards
 from vllm.deterministic.logits import PortableLogitsProcessor
 from vllm.deterministic.norms import (
     forward_gemma_rms_norm,
@@ -38,7 +38,6 @@ from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm, LayerNorm, RMSNorm
 from vllm.model_executor.layers.linear import (
     LinearBase,
-    RowParallelLinear,
     UnquantizedLinearMethod,
 )
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
@@ -144,7 +143,7 @@ def _use_portable_product(name: str, layer: LinearBase) -> None:
         return
     if type(layer.quant_method) is not UnquantizedLinearMethod:
         raise refusal(name, layer, "it is quantised")
-    if isinstance(layer, RowParallelLinear) and layer.tp_size > 1:
+    if adds_cards(layer):
         if not layer.reduce_results:
             raise refusal(name, layer, "its model adds the cards' parts in an order of its own")
         layer.reduce_results = False  # the method adds them

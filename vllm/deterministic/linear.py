@@ -106,9 +106,9 @@ class PortableEmbeddingMethod(UnquantizedEmbeddingMethod):
         return logits.view(*x.shape[:-1], -1)
 
 
-def release_weight(layer: Any) -> None:
-    """Let go of the parameter, which nothing reads any more, but keep its dtype."""
-    layer.weight = nn.Parameter(layer.weight.data.new_empty(0), requires_grad=False)
+def release_weight(layer: Any, name: str = "weight") -> None:
+    """Let go of a parameter, which nothing reads any more, but keep its dtype."""
+    setattr(layer, name, nn.Parameter(getattr(layer, name).data.new_empty(0), requires_grad=False))
 
 
 def adds_cards(layer: Any) -> bool:
