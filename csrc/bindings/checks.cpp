@@ -115,8 +115,10 @@ void check_draw_tokens(const Tensor& probs, const Tensor& states, const Tensor& 
 }
 
 void check_row_products(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-                        bool is_available) {
-  check(is_available, kProducts, ": this CPU has no AVX-512.");
+                        int64_t block, bool is_available) {
+  check(block >= 0 && block % 2 == 0, kProducts, ": block must be even and not negative, but is ",
+        block, ".");
+  check(is_available, kProducts, ": this CPU has no ", block ? "AVX512_BF16." : "AVX-512.");
   for (const auto& [name, tensor] : {std::pair("x", x), std::pair("weight", weight)}) {
     check_dtype(kProducts, name, tensor, ScalarType::BFloat16);
     check_dim(kProducts, name, tensor, 2);
@@ -124,8 +126,9 @@ void check_row_products(const Tensor& x, const Tensor& weight, const std::option
   }
   check(x.size(1) == weight.size(1), kProducts, ": weight must have ", x.size(1),
         " columns, as x has, but has ", weight.size(1), ".");
-  check(x.size(1) % 64 == 0, kProducts, ": x must have a multiple of 64 columns, but has ",
-        x.size(1), ".");
+  const int64_t step = block ? 2 : 64;
+  check(x.size(1) % step == 0, kProducts, ": x must have a multiple of ", step,
+        " columns, but has ", x.size(1), ".");
   if (!bias) return;
   check_dtype(kProducts, "bias", *bias, ScalarType::BFloat16);
   check_dim(kProducts, "bias", *bias, 1);

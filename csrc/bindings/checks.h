@@ -21,9 +21,9 @@ void check_apply_repetition_penalty(const Tensor& logits, const Tensor& seen, co
 void check_draw_tokens(const Tensor& probs, const Tensor& states, const Tensor& slots,
                        const Tensor& offsets);
 
-// The arguments of row_products: see the op's schema.
+// The arguments of row_products: see the op's schema. `is_available`: on this CPU, with this block.
 void check_row_products(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-                        bool is_available);
+                        int64_t block, bool is_available);
 
 // The arguments of paged_sdpa: see the op's schema.
 void check_paged_sdpa(const Tensor& query, const Tensor& pages, const Tensor& blocks,

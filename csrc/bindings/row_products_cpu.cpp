@@ -26,39 +26,113 @@ uint16_t narrow(float value) {
   return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-Tensor row_products(Tensor x, Tensor weight, std::optional<Tensor> bias) {
-  check_row_products(x, weight, bias, chosen_isa().row_products != nullptr);
-  const int64_t rows = x.size(0);
-  const int64_t size = x.size(1);
-  const int64_t outputs = weight.size(0);
-  Tensor result = torch::stable::new_empty(x, {rows, outputs});
-  const auto* source = static_cast<const uint16_t*>(x.data_ptr());
-  const auto* weights = static_cast<const uint16_t*>(weight.data_ptr());
-  const auto* biases = bias ? static_cast<const uint16_t*>(bias->data_ptr()) : nullptr;
-  auto* target = static_cast<uint16_t*>(result.data_ptr());
+// The operands of a product, as bits.
+struct Operands {
+  const uint16_t* x;
+  const uint16_t* weight;
+  const uint16_t* bias;  // or null
+  int64_t rows, outputs, size;
+};
 
-  std::vector<float> wide(rows * size);
-  std::transform(source, source + rows * size, wide.begin(), widen);
-  const int64_t tile = std::max<int64_t>(1, kTileBytes / std::max<int64_t>(1, 2 * size));
-  const int64_t num_tiles = (outputs + tile - 1) / tile;
+// The order of ATen's product of a vector: 64 sums of a row.
+class SumsOfRows {
+ public:
+  static constexpr int64_t kTile = 1;
+  explicit SumsOfRows(const Operands& operands)
+      : operands_(operands), wide_(operands.rows * operands.size) {
+    std::transform(operands.x, operands.x + wide_.size(), wide_.begin(), widen);
+  }
+  int64_t num_sums(int64_t outputs) const { return operands_.rows * outputs; }
+  void operator()(const uint16_t* weight, int64_t outputs, float* sums) const {
+    chosen_isa().row_products(wide_.data(), operands_.rows, weight, outputs, operands_.size, sums);
+  }
+  static int64_t place(int64_t row, int64_t output, int64_t outputs) {
+    return row * outputs + output;
+  }
+
+ private:
+  const Operands& operands_;
+  std::vector<float> wide_;
+};
+
+// The order of oneDNN's: chains of pairs.
+class ChainsOfRows {
+ public:
+  static constexpr int64_t kTile = kChainTile;
+  ChainsOfRows(const Operands& operands, int64_t block)
+      : operands_(operands),
+        block_(block),
+        groups_((operands.rows + kChainLanes - 1) / kChainLanes),
+        pairs_(groups_ * operands.size / 2 * kChainLanes) {
+    const int64_t num_pairs = operands.size / 2;
+    for (int64_t m = 0; m < operands.rows; ++m) {
+      uint32_t* lane = &pairs_[m / kChainLanes * num_pairs * kChainLanes + m % kChainLanes];
+      const uint16_t* row = operands.x + m * operands.size;
+      for (int64_t i = 0; i < num_pairs; ++i) {
+        lane[i * kChainLanes] = row[2 * i] | static_cast<uint32_t>(row[2 * i + 1]) << 16;
+      }
+    }
+  }
+  int64_t num_sums(int64_t outputs) const { return groups_ * outputs * kChainLanes; }
+  void operator()(const uint16_t* weight, int64_t outputs, float* sums) const {
+    chosen_row_chains()(pairs_.data(), groups_, weight, outputs, operands_.size, block_, sums);
+  }
+  static int64_t place(int64_t row, int64_t output, int64_t outputs) {
+    return (row / kChainLanes * outputs + output) * kChainLanes + row % kChainLanes;
+  }
+
+ private:
+  const Operands& operands_;
+  int64_t block_, groups_;
+  std::vector<uint32_t> pairs_;
+};
+
+// Writes [rows, outputs], tile by tile of the weight.
+template <typename Order>
+void multiply(const Operands& operands, const Order& order, uint16_t* target) {
+  const int64_t row_bytes = std::max<int64_t>(1, 2 * operands.size);
+  const int64_t tile = std::max<int64_t>(1, kTileBytes / row_bytes / Order::kTile) * Order::kTile;
+  const int64_t num_tiles = (operands.outputs + tile - 1) / tile;
   torch::stable::parallel_for(0, num_tiles, 1, [&](int64_t begin, int64_t end) {
-    std::vector<float> sums(rows * tile);
-    for (int64_t first = begin * tile; first < std::min(outputs, end * tile); first += tile) {
-      const int64_t count = std::min(tile, outputs - first);
-      chosen_isa().row_products(wide.data(), rows, weights + first * size, count, size,
-                                sums.data());
-      for (int64_t m = 0; m < rows; ++m) {
+    std::vector<float> sums(order.num_sums(tile));
+    for (int64_t first = begin * tile; first < std::min(operands.outputs, end * tile);
+         first += tile) {
+      const int64_t count = std::min(tile, operands.outputs - first);
+      order(operands.weight + first * operands.size, count, sums.data());
+      for (int64_t m = 0; m < operands.rows; ++m) {
         for (int64_t n = 0; n < count; ++n) {
-          const float offset = biases ? widen(biases[first + n]) : 0.0f;
-          target[m * outputs + first + n] = narrow(sums[m * count + n] + offset);
+          const float offset = operands.bias ? widen(operands.bias[first + n]) : 0.0f;
+          target[m * operands.outputs + first + n] =
+              narrow(sums[Order::place(m, n, count)] + offset);
         }
       }
     }
   });
-  return result;
 }
 
 bool has_row_products() { return chosen_isa().row_products != nullptr; }
+bool has_row_chains() { return chosen_row_chains() != nullptr; }
+
+Tensor row_products(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t block) {
+  const bool is_there = block ? has_row_chains() : has_row_products();
+  check_row_products(x, weight, bias, block, is_there);
+  Tensor result = torch::stable::new_empty(x, {x.size(0), weight.size(0)});
+  const Operands operands{
+      static_cast<const uint16_t*>(x.data_ptr()),
+      static_cast<const uint16_t*>(weight.data_ptr()),
+      bias ? static_cast<const uint16_t*>(bias->data_ptr()) : nullptr,
+      x.size(0),
+      weight.size(0),
+      x.size(1),
+  };
+  auto* target = static_cast<uint16_t*>(result.data_ptr());
+  if (block) {
+    multiply(operands, ChainsOfRows(operands, block), target);
+  } else {
+    multiply(operands, SumsOfRows(operands), target);
+  }
+  return result;
+}
 
 }  // namespace
 }  // namespace vllm_fork
@@ -69,4 +143,5 @@ STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CPU, library) {
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CompositeExplicitAutograd, library) {
   library.impl("has_row_products", TORCH_BOX(&vllm_fork::has_row_products));
+  library.impl("has_row_chains", TORCH_BOX(&vllm_fork::has_row_chains));
 }

@@ -8,8 +8,9 @@ STABLE_TORCH_LIBRARY(vllm_fork, library) {
       "bool reciprocal) -> ()");
   library.def(
       "draw_tokens(Tensor probs, Tensor(a!) states, Tensor slots, Tensor offsets) -> Tensor");
-  library.def("row_products(Tensor x, Tensor weight, Tensor? bias) -> Tensor");
+  library.def("row_products(Tensor x, Tensor weight, Tensor? bias, int block) -> Tensor");
   library.def("has_row_products() -> bool");
+  library.def("has_row_chains() -> bool");
   library.def(
       "paged_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor starts, Tensor stops, "
       "int key_size, float? scale, bool enable_gqa, bool thread_per_request) -> Tensor");

@@ -91,4 +91,12 @@ const Isa& chosen_isa() {
   return isa;
 }
 
+RowChains chosen_row_chains() {
+#if defined(VLLM_FORK_X86)
+  const bool may_use_avx512 = chosen_isa().row_products != nullptr;
+  if (may_use_avx512 && __builtin_cpu_supports("avx512bf16")) return row_chains_avx512bf16;
+#endif
+  return nullptr;
+}
+
 }  // namespace vllm_fork

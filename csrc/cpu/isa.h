@@ -5,6 +5,7 @@
 #include "penalize_row.h"
 #include "portable_operations.h"
 #include "portable_product.h"
+#include "row_chains.h"
 #include "row_products.h"
 
 namespace vllm_fork {
@@ -23,5 +24,8 @@ struct Isa {
 // The best instruction set of this CPU, or the one that VLLM_FORK_CPU_ISA names. The choice is
 // made by the first call. Throws std::runtime_error if the name is unknown or the CPU lacks it.
 const Isa& chosen_isa();
+
+// Null without AVX512_BF16, which CPUs of several of the instruction sets above may have or lack.
+RowChains chosen_row_chains();
 
 }  // namespace vllm_fork

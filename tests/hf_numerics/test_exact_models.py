@@ -197,9 +197,10 @@ class ByRow(nn.Linear):
 def test_plans_tell_orders_of_summation_apart(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_linear, "has_row_products", lambda _: False)
-    assert RowPlan(ByHalves(256, 64, bias=False, dtype=dtype)).sizes == []
-    assert RowPlan(ByRow(256, 64, bias=False, dtype=dtype)).sizes == list(GROUP_SIZES)
+    monkeypatch.setattr(row_linear, "row_orders", lambda _: ())
+    for width in (64, 256):
+        assert RowPlan(ByHalves(width, 64, bias=False, dtype=dtype)).sizes == []
+        assert RowPlan(ByRow(width, 64, bias=False, dtype=dtype)).sizes == list(GROUP_SIZES)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -243,10 +244,16 @@ def test_a_group_with_other_bits_is_not_used(
 
 @torch.inference_mode()
 def test_an_operator_with_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    def other(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def other(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, order: int
+    ) -> torch.Tensor:
+        if order == 4:
+            return torch.cat([nn.functional.linear(row, weight) for row in x.split(1)])
         return nn.functional.linear(x.float(), weight.float()).bfloat16()
 
     layer = nn.Linear(1024, 512, bias=False, dtype=torch.bfloat16)
-    monkeypatch.setattr(row_linear, "has_row_products", lambda _: True)
     monkeypatch.setattr(row_linear, "row_products", other)
-    assert not RowPlan(layer).has_operator
+    monkeypatch.setattr(row_linear, "row_orders", lambda _: (2,))
+    assert RowPlan(layer).order is None
+    monkeypatch.setattr(row_linear, "row_orders", lambda _: (2, 4, 6))
+    assert RowPlan(layer).order == 4

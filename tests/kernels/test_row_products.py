@@ -7,17 +7,17 @@ import pytest
 import torch
 from torch.nn import functional
 
-from vllm.fork_ops import has_row_products, row_products
+from vllm.fork_ops import row_orders, row_products
 
 pytestmark = pytest.mark.skipif(
     not torch.cpu._is_avx512_supported(), reason="the operator is there with AVX-512 only"
 )
+HAS_CHAINS = torch.cpu._is_avx512_bf16_supported()
+NEEDS_CHAINS = pytest.mark.skipif(not HAS_CHAINS, reason="oneDNN's order needs AVX512_BF16")
+ORDERS = [0, *(pytest.param(block, marks=NEEDS_CHAINS) for block in (256, 512, 1024, 2048))]
 SHAPES = ((1, 64), (33, 64), (128, 256), (320, 1024), (700, 4096), (4096, 128))
 # PyTorch takes oneDNN's product of a row where the CPU has instructions for bfloat16.
-PYTORCH_HAS_THE_ORDER = (
-    torch.backends.cpu.get_cpu_capability() == "AVX512"
-    and not torch.cpu._is_avx512_bf16_supported()
-)
+PYTORCH_HAS_SUMS = torch.backends.cpu.get_cpu_capability() == "AVX512" and not HAS_CHAINS
 
 
 def row_by_row(
@@ -26,22 +26,30 @@ def row_by_row(
     return torch.cat([functional.linear(row, weight, bias) for row in x.split(1)])
 
 
-def wide_ranging(rows: int, columns: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """Normal numbers of all magnitudes, zeros and denormals; the last rows cancel almost wholly."""
+def wide_ranging(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
+    """Numbers of many magnitudes, and zeros; the last row cancels almost wholly.
+
+    All their products and sums are exact in float64, so that a sum is rounded once to float32.
+    """
     generator = torch.Generator().manual_seed(seed)
-    exponents = torch.randint(-30, 20, (rows, columns), generator=generator)
-    x = torch.randn(rows, columns, generator=generator) * torch.exp2(exponents)
+    exponents = torch.randint(-10, 10, (rows, columns), generator=generator)
+    x = torch.randn(rows, columns, generator=generator).clamp(-3.9, 3.9)
+    x = (x.sign() * x.abs().clamp(min=2**-6)) * torch.exp2(exponents)
     x[:, ::7] = 0.0
-    x[:, 1::13] = torch.finfo(dtype).smallest_normal / 2
     half = columns // 2
     x[-1, :half] = -x[-1, half : 2 * half]
-    return x.to(dtype)
+    return x.bfloat16()
 
 
-def in_order(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-) -> torch.Tensor:
-    """The operator's order, spelt out: 64 sums of a row, which are folded by halves.
+def denormal(x: torch.Tensor) -> torch.Tensor:
+    """Return x with denormal numbers in some places."""
+    x = x.clone()
+    x[:, 1::13] = torch.finfo(torch.bfloat16).smallest_normal / 2
+    return x
+
+
+def added_in_sums(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """ATen's order, spelt out: 64 sums of a row, which are folded by halves.
 
     The product of two bfloat16 numbers is exact in float32, so a sum rounds once.
     """
@@ -52,50 +60,102 @@ def in_order(
     while sums.shape[-1] > 1:
         half = sums.shape[-1] // 2
         sums = sums[..., :half] + sums[..., half:]
-    offset = 0.0 if bias is None else bias.float()
-    return (sums[..., 0] + offset).to(torch.bfloat16)
+    return sums[..., 0]
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 67])
+def added_in_chains(x: torch.Tensor, weight: torch.Tensor, block: int) -> torch.Tensor:
+    """oneDNN's order, spelt out: pairs of a block, the second of a pair first; then the blocks."""
+    total = torch.zeros(x.shape[0], weight.shape[0])
+    for first in range(0, x.shape[1], block):
+        chain = torch.zeros_like(total)
+        for i in range(first, min(x.shape[1], first + block)):
+            term = x[:, i ^ 1, None].double() * weight[None, :, i ^ 1].double()
+            chain = (chain.double() + term).float()
+        total += chain
+    return total
+
+
+def in_order(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, order: int
+) -> torch.Tensor:
+    sums = added_in_chains(x, weight, order) if order else added_in_sums(x, weight)
+    return (sums + (0.0 if bias is None else bias.float())).bfloat16()
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 17, 67])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_bits(shape: tuple[int, int], num_rows: int, has_bias: bool) -> None:
-    weight = torch.randn(shape, generator=torch.Generator().manual_seed(1)).bfloat16()
-    bias = wide_ranging(1, shape[0], torch.bfloat16)[0] if has_bias else None
-    x = wide_ranging(num_rows, shape[1], torch.bfloat16)
-    found = row_products(x, weight, bias)
-    assert torch.equal(found, in_order(x, weight, bias))
-    if PYTORCH_HAS_THE_ORDER:
-        assert torch.equal(found, row_by_row(x, weight, bias))
+@pytest.mark.parametrize("order", ORDERS)
+def test_bits(shape: tuple[int, int], num_rows: int, has_bias: bool, order: int) -> None:
+    weight = wide_ranging(*shape, seed=1)
+    bias = wide_ranging(1, shape[0])[0] if has_bias else None
+    x = wide_ranging(num_rows, shape[1])
+    assert torch.equal(row_products(x, weight, bias, order), in_order(x, weight, bias, order))
+
+
+@pytest.mark.skipif(torch.cpu._is_amx_tile_supported(), reason="oneDNN may add in tiles there")
+@pytest.mark.parametrize("num_rows", [1, 5, 33])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_one_order_is_pytorchs(shape: tuple[int, int], num_rows: int, has_bias: bool) -> None:
+    weight = denormal(wide_ranging(*shape, seed=1))
+    bias = wide_ranging(1, shape[0])[0] if has_bias else None
+    x = denormal(wide_ranging(num_rows, shape[1]))
+    expected = row_by_row(x, weight, bias)
+    equal = [torch.equal(row_products(x, weight, bias, n), expected) for n in row_orders(weight)]
+    assert any(equal)
+    if PYTORCH_HAS_SUMS:
+        assert equal[0]
+
+
+@pytest.mark.parametrize("columns", [2, 50, 1026])
+@NEEDS_CHAINS
+def test_chains_of_any_pairs(columns: int) -> None:
+    weight, x = wide_ranging(29, columns, seed=1), wide_ranging(18, columns)
+    assert 0 not in row_orders(weight)
+    assert torch.equal(row_products(x, weight, None, 512), in_order(x, weight, None, 512))
+
+
+@NEEDS_CHAINS
+def test_orders_differ() -> None:
+    """The tests above would pass one order in place of another if all added alike."""
+    weight, x = wide_ranging(512, 4096, seed=1), wide_ranging(64, 4096)
+    found = [row_products(x, weight, None, order) for order in row_orders(weight)]
+    for i, one in enumerate(found):
+        assert not any(torch.equal(one, other) for other in found[i + 1 :])
 
 
 def test_rows_together_differ() -> None:
-    """The test above would pass one product of all rows if PyTorch added alike."""
     weight = torch.randn(4096, 1024, generator=torch.Generator().manual_seed(1)).bfloat16()
     x = torch.randn(64, 1024, generator=torch.Generator().manual_seed(2)).bfloat16()
     assert not torch.equal(functional.linear(x, weight), row_products(x, weight))
 
 
 @pytest.mark.parametrize(
-    ("dtype", "columns"), [(torch.bfloat16, 96), (torch.float16, 64), (torch.float32, 64)], ids=str
+    ("dtype", "columns"), [(torch.bfloat16, 95), (torch.float16, 64), (torch.float32, 64)], ids=str
 )
 def test_other_weights(dtype: torch.dtype, columns: int) -> None:
-    assert not has_row_products(torch.zeros(40, columns, dtype=dtype))
+    assert not row_orders(torch.zeros(40, columns, dtype=dtype))
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda x, w, b: (x.float(), w, b), "x must have dtype bfloat16, but has float32"),
-        (lambda x, w, b: (x[0], w, b), r"x must have 2 dimension\(s\), but has 1"),
-        (lambda x, w, b: (x, w.t(), b), "weight must be contiguous"),
-        (lambda x, w, b: (x, w[:, :64].contiguous(), b), "weight must have 128 columns"),
-        (lambda x, w, b: (x[:, :96].contiguous(), w[:, :96].contiguous(), b), "multiple of 64"),
-        (lambda x, w, b: (x, w, b[:3]), "bias must have one entry for each of the 8 rows"),
-        (lambda x, w, b: (x, w, b.float()), "bias must have dtype bfloat16"),
+        (lambda x, w, b, n: (x.float(), w, b, n), "x must have dtype bfloat16, but has float32"),
+        (lambda x, w, b, n: (x[0], w, b, n), r"x must have 2 dimension\(s\), but has 1"),
+        (lambda x, w, b, n: (x, w.t(), b, n), "weight must be contiguous"),
+        (lambda x, w, b, n: (x, w[:, :64].contiguous(), b, n), "weight must have 128 columns"),
+        (
+            lambda x, w, b, n: (x[:, :96].contiguous(), w[:, :96].contiguous(), b, n),
+            "multiple of 64",
+        ),
+        (lambda x, w, b, n: (x, w, b[:3], n), "bias must have one entry for each of the 8 rows"),
+        (lambda x, w, b, n: (x, w, b.float(), n), "bias must have dtype bfloat16"),
+        (lambda x, w, b, n: (x, w, b, 7), "block must be even and not negative, but is 7"),
+        (lambda x, w, b, n: (x, w, b, -2), "block must be even and not negative, but is -2"),
     ],
 )
 def test_argument_errors(change: Callable[..., Any], sentence: str) -> None:
     x, weight, bias = (torch.zeros(s).bfloat16() for s in ((4, 128), (8, 128), (8,)))
     with pytest.raises(RuntimeError, match=f"^row_products: .*{sentence}"):
-        torch.ops.vllm_fork.row_products(*change(x, weight, bias))
+        torch.ops.vllm_fork.row_products(*change(x, weight, bias, 0))

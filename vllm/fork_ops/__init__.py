@@ -18,7 +18,7 @@ Importing this package loads the library and needs torch only, none of the engin
 from .mt19937 import random_state, seeded_state
 from .multinomial import draw_tokens
 from .paged_sdpa import has_paged_sdpa, paged_sdpa
-from .row_products import has_row_products, row_products
+from .row_products import row_orders, row_products
 from .seen_tokens import (
     DivisionRule,
     apply_repetition_penalty,
@@ -32,12 +32,12 @@ __all__ = [
     "apply_repetition_penalty",
     "draw_tokens",
     "has_paged_sdpa",
-    "has_row_products",
     "hf_division_rule",
     "mark_seen_tokens",
     "num_mask_words",
     "paged_sdpa",
     "random_state",
+    "row_orders",
     "row_products",
     "seeded_state",
 ]

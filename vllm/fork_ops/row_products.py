@@ -1,8 +1,9 @@
 """Products of single bfloat16 rows with a weight on CPU: ``torch.nn.functional.linear`` row by row.
 
 PyTorch multiplies one row by another kernel than several rows, and adds in another order. The
-compiled operator has the order of one row for any number of them, and reads the weight once. It is
-there on CPUs with AVX-512; whether PyTorch takes that kernel for a shape on a CPU, the caller must
+compiled operator has the order of one row for any number of them, and reads the weight once. There
+are two such kernels in PyTorch: its own, and oneDNN's where the CPU has instructions for bfloat16;
+the operator has the order of either. Which one PyTorch takes for a shape on a CPU, the caller must
 try.
 """
 
@@ -10,44 +11,56 @@ import torch
 
 from . import library
 
-__all__ = ["has_row_products", "row_products"]
+__all__ = ["ATEN", "row_orders", "row_products"]
 
-COLUMNS = 64
-"""The operator takes multiples of this many columns."""
+ATEN = 0
+"""The order of PyTorch's own kernel (``bf16_gemv_trans``)."""
 
-_is_there = library.load() and torch.ops.vllm_fork.has_row_products()
+_COLUMNS = 64
+_BLOCKS = (512, 1024, 256, 2048)
+_has_aten = library.load() and torch.ops.vllm_fork.has_row_products()
+_has_chains = library.load() and torch.ops.vllm_fork.has_row_chains()
 
-if _is_there:
+if library.load():
 
     @torch.library.register_fake("vllm_fork::row_products")
-    def _(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def _(
+        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, block: int
+    ) -> torch.Tensor:
         return x.new_empty(x.shape[0], weight.shape[0])
 
 
-def has_row_products(weight: torch.Tensor) -> bool:
-    """Whether the operator can multiply with a weight [out_features, in_features] on this CPU."""
-    return (
-        _is_there
-        and weight.device.type == "cpu"
-        and weight.dtype == torch.bfloat16
-        and weight.shape[1] % COLUMNS == 0
-    )
+def row_orders(weight: torch.Tensor) -> tuple[int, ...]:
+    """Return the orders in which the operator can multiply on this CPU, the likelier ones first.
+
+    Args:
+        weight: [out_features, in_features].
+
+    Returns:
+        `ATEN`, and numbers of columns that oneDNN's kernel adds up before it begins anew; none
+        without AVX-512 (and AVX512_BF16 for oneDNN's), or if the weight is none for the operator.
+    """
+    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
+        return ()
+    aten = (ATEN,) if _has_aten and weight.shape[1] % _COLUMNS == 0 else ()
+    return aten + (_BLOCKS if _has_chains and weight.shape[1] % 2 == 0 else ())
 
 
 def row_products(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, order: int = ATEN
 ) -> torch.Tensor:
     """Multiply each row by itself.
 
     Args:
         x: bfloat16 [n, in_features].
-        weight: bfloat16 [out_features, in_features], for which `has_row_products` holds.
+        weight: bfloat16 [out_features, in_features].
         bias: bfloat16 [out_features].
+        order: one of `row_orders`.
 
     Returns:
         bfloat16 [n, out_features].
 
     Raises:
-        RuntimeError: a shape or a dtype is wrong, or this CPU has no AVX-512.
+        RuntimeError: a shape or a dtype is wrong, or this CPU has no instructions for the order.
     """
-    return torch.ops.vllm_fork.row_products(x.contiguous(), weight, bias)
+    return torch.ops.vllm_fork.row_products(x.contiguous(), weight, bias, order)

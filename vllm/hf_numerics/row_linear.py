@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
-from vllm.fork_ops import has_row_products, row_products
+from vllm.fork_ops import row_orders, row_products
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
@@ -79,10 +79,10 @@ class RowsApart:
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """Return the products of x [n, in_features], [n, out_features]."""
-        if not len(x):
+        if len(x) < 2:
             return self._product(x, weight, bias)
-        if self._plan.has_operator:
-            return row_products(x, weight, bias)
+        if self._plan.order is not None:
+            return row_products(x, weight, bias, self._plan.order)
         if not self._plan.block_height:
             pieces = x.split(_pieces(len(x), self._plan.sizes))
             return torch.cat([self._product(piece, weight, bias) for piece in pieces])
@@ -117,7 +117,7 @@ class RowPlan:
         layer: of that shape.
 
     Attributes:
-        has_operator: the fork's own product of single rows gives their bits.
+        order: in which the fork's own product of single rows gives their bits; None if in none.
         sizes: those of `GROUP_SIZES` that give each row the bits that it has alone, without.
         block_height: rows of the weights in a block; 0 if they are not multiplied in blocks.
     """
@@ -127,8 +127,8 @@ class RowPlan:
         alone = torch.cat([probe(row) for row in rows.split(1)])
         self.sizes: list[int] = []
         self.block_height = 0
-        self.has_operator = _has_operator(probe, rows[:, 0], alone[:, 0])
-        if self.has_operator:
+        self.order = _order(probe, rows[:, 0], alone[:, 0])
+        if self.order is not None:
             return
         self.sizes = [
             size for size in GROUP_SIZES if same_bits(_in_groups(probe, rows, size), alone)
@@ -170,7 +170,8 @@ def _plan_of_shape(
 
 def _cancelling(layer: nn.Linear | Conv1D) -> tuple[Any, torch.Tensor]:
     """Return a layer of the same shape, and rows [32, 1, in_features] whose products are nothing
-    but rounding: each term comes twice, at different places, with both signs.
+    but rounding: each term comes twice, at different places, with both signs. Terms have all
+    magnitudes, for in float32 a few products of 16 bits of one magnitude add up without rounding.
     """
     weight: Any = layer.weight
     generator = torch.Generator(weight.device).manual_seed(0)
@@ -178,6 +179,8 @@ def _cancelling(layer: nn.Linear | Conv1D) -> tuple[Any, torch.Tensor]:
     half = by_input.shape[0] // 2
     order = torch.randperm(2 * half, generator=generator, device=weight.device)
     values = torch.randn(half, by_input.shape[1], generator=generator, device=weight.device)
+    exponents = torch.randint(-8, 9, values.shape, generator=generator, device=weight.device)
+    values *= torch.exp2(exponents)
     synthetic = torch.zeros_like(weight)
     view = synthetic.T if isinstance(layer, nn.Linear) else synthetic
     view[order[:half]] = view[order[half:]] = values.to(weight.dtype)
@@ -190,11 +193,14 @@ def _cancelling(layer: nn.Linear | Conv1D) -> tuple[Any, torch.Tensor]:
     return probe, rows
 
 
-def _has_operator(probe: Any, rows: torch.Tensor, alone: torch.Tensor) -> bool:
-    """Whether the fork's product of single rows can multiply `rows`, and gives the bits `alone`."""
-    if not isinstance(probe, nn.Linear) or not has_row_products(probe.weight):
-        return False
-    return same_bits(row_products(rows, probe.weight, probe.bias), alone)
+def _order(probe: Any, rows: torch.Tensor, alone: torch.Tensor) -> int | None:
+    """Return the order in which the fork's product of `rows` has the bits `alone`, if it has."""
+    if not isinstance(probe, nn.Linear):
+        return None
+    for order in row_orders(probe.weight):
+        if same_bits(row_products(rows, probe.weight, probe.bias, order), alone):
+            return order
+    return None
 
 
 def _in_groups(probe: Any, rows: torch.Tensor, size: int) -> torch.Tensor:

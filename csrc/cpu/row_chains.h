@@ -1,0 +1,31 @@
+// Products of rows with a bfloat16 weight, in the order of oneDNN's product of a vector.
+#pragma once
+
+#include <cstdint>
+
+namespace vllm_fork {
+
+// Where the CPU has instructions for bfloat16, PyTorch leaves the product of a single row to oneDNN,
+// whose kernel (brgemm with vdpbf16ps) adds the columns of a block one pair after the other, the
+// second of a pair first, and then the sums of blocks. Found out by products of 1, 2^60 and -2^60.
+// This is that order for any number of rows: a lane belongs to a row.
+constexpr int64_t kChainLanes = 16;
+constexpr int64_t kChainTile = 12;  // calls with a multiple of so many outputs waste nothing
+
+// The pairs of columns of up to 16 rows at a time: [groups, size / 2, 16], the bits of two bfloat16
+// numbers in each, zeros in lanes that have no row.
+//
+//   weight   [outputs, size], the bits of bfloat16
+//   size     even
+//   block    columns of a block, even
+//   out      [groups, outputs, 16], not rounded
+using RowChains = void (*)(const uint32_t* pairs, int64_t groups, const uint16_t* weight,
+                           int64_t outputs, int64_t size, int64_t block, float* out);
+
+#if defined(VLLM_FORK_X86)
+// Compiled with its own instruction set: call it only after asking the CPU (see isa.h).
+void row_chains_avx512bf16(const uint32_t*, int64_t, const uint16_t*, int64_t, int64_t, int64_t,
+                           float*);
+#endif
+
+}  // namespace vllm_fork
