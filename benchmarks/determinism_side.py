@@ -19,6 +19,9 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 if TYPE_CHECKING:
     from vllm import LLM
 
+LONGEST = 2048
+"""Tokens of the longest prompts and their answers."""
+
 Answers = list[tuple[list[int], list[bytes]]]
 """Token ids, and the logits that chose each."""
 
@@ -29,7 +32,7 @@ def start(model: str, dtype: str, mode: str, arguments: dict[str, Any]) -> LLM:
     settings: dict[str, Any] = {
         "dtype": dtype,
         "deterministic": mode == "deterministic",
-        "max_model_len": 1024,
+        "max_model_len": LONGEST,
         "max_num_batched_tokens": 2048,
         "max_num_seqs": 64,
         "enable_prefix_caching": False,
@@ -42,8 +45,12 @@ def start(model: str, dtype: str, mode: str, arguments: dict[str, Any]) -> LLM:
     return LLM(model, **(settings | arguments))
 
 
-def texts(model: str, count: int) -> list[list[int]]:
-    """Return random token ids of lengths from 1 to 600, each fourth after the same 256."""
+def texts(model: str, count: int, tokens: int) -> list[list[int]]:
+    """Return random token ids, always the same, whose answers have so many tokens.
+
+    Most have up to 80, each fourth begins with the same 256, and each sixteenth is the longest that
+    there can be.
+    """
     from transformers import AutoConfig
 
     vocabulary = AutoConfig.from_pretrained(model).vocab_size
@@ -52,9 +59,16 @@ def texts(model: str, count: int) -> list[list[int]]:
     found = []
     for i in range(count):
         length = 1 + generator.randrange(600 if i % 8 == 0 else 80)
+        if i % 16 == 0:
+            length = LONGEST - tokens - len(common)
         own = [generator.randrange(vocabulary) for _ in range(length)]
         found.append((common if i % 4 == 0 else []) + own)
     return found
+
+
+def digest(token_ids: list[int], rows: bytes) -> str:
+    """Return that of an answer and of the bits of its logits, float32 [tokens, vocab_size]."""
+    return hashlib.sha256(array("i", token_ids).tobytes() + rows).hexdigest()[:32]
 
 
 def answer(llm: LLM, prompts: list[list[int]], tokens: int) -> Answers:
@@ -105,11 +119,8 @@ def ask(llm: LLM, prompts: list[list[int]], order: str, tokens: int) -> Answers:
 def main() -> None:
     model, dtype, mode, arguments, order, output, prompts, tokens = sys.argv[1:]
     llm = start(model, dtype, mode, json.loads(arguments))
-    answers = ask(llm, texts(model, int(prompts)), order, int(tokens))
-    digests = [
-        hashlib.sha256(b"".join((array("i", token_ids).tobytes(), *rows))).hexdigest()[:32]
-        for token_ids, rows in answers
-    ]
+    answers = ask(llm, texts(model, int(prompts), int(tokens)), order, int(tokens))
+    digests = [digest(token_ids, b"".join(rows)) for token_ids, rows in answers]
     logits = sum(len(row) // 4 for _, rows in answers for row in rows)
     Path(output).write_text(json.dumps({"digests": digests, "logits": logits}))
 

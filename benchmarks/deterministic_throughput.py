@@ -4,7 +4,8 @@
 
 By default a model of random weights with the shape of TinyLlama-1.1B and fewer layers. The two
 engines take turns in one run, so that whatever else the machine does slows both; the figures are
-medians of rounds. Both keep prompts in one chunk and cache no prefixes.
+medians of rounds. Both keep prompts in one chunk and cache no prefixes. Memory is what the engine's
+processes have for themselves in the end, a KV cache of the same size included.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
+import psutil
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -71,6 +73,22 @@ def start(model: str, dtype: str, deterministic: bool) -> LLM:
     )
 
 
+def start_all(model: str, dtype: str) -> tuple[dict[str, LLM], dict[str, list[psutil.Process]]]:
+    """Return the engines, and the processes of each."""
+    engines: dict[str, LLM] = {}
+    processes: dict[str, list[psutil.Process]] = {}
+    for name, flag in MODES.items():
+        before = set(psutil.Process().children(recursive=True))
+        engines[name] = start(model, dtype, flag)
+        processes[name] = list(set(psutil.Process().children(recursive=True)) - before)
+    return engines, processes
+
+
+def gibibytes(processes: list[psutil.Process]) -> float:
+    """Return the memory that no other process shares."""
+    return sum(one.memory_full_info().uss for one in processes) / (1 << 30)
+
+
 def seconds(llm: LLM, load: Load, seed: int) -> float:
     generator = torch.Generator().manual_seed(seed)
     vocab_size = llm.llm_engine.model_config.get_vocab_size()
@@ -109,10 +127,16 @@ def measure(engines: dict[str, LLM], rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
+def memory_row(processes: dict[str, list[psutil.Process]]) -> dict[str, Any]:
+    used = {name: gibibytes(own) for name, own in processes.items()}
+    ratio = used["deterministic"] / used["upstream"]
+    return {"load": "memory, GiB", **used, "ratio": ratio}
+
+
 def as_table(rows: list[dict[str, Any]], title: str) -> Table:
     table = Table("tokens per second", *MODES, "ratio", title=title)
     for row in rows:
-        cells = [f"{row[name]:.1f}" for name in MODES]
+        cells = [f"{row[name]:.{1 if row[name] > 10 else 2}f}" for name in MODES]
         table.add_row(row["load"], *cells, f"{row['ratio']:.2f}")
     return table
 
@@ -130,8 +154,8 @@ def main() -> None:
         if not Path(model).exists():
             model = folder
             make_random_model(options.model, Path(folder), num_layers=options.layers)
-        engines = {name: start(model, options.dtype, flag) for name, flag in MODES.items()}
-        rows = measure(engines, options.rounds)
+        engines, processes = start_all(model, options.dtype)
+        rows = [*measure(engines, options.rounds), memory_row(processes)]
     title = f"{options.model}, {options.layers} layers, {options.dtype}"
     Console().print(as_table(rows, title))
     if options.json:

@@ -6,15 +6,19 @@ one text at a time.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tests.engines import MODEL, bundled_engine
+from benchmarks.determinism import key_of
+from benchmarks.determinism_side import digest, texts
+from tests.engines import MODEL, ROOT, bundled_engine
 from vllm import SamplingParams
 from vllm.deterministic import attach
 from vllm.fork_ops.portable_sampling import portable_draw, portable_filter
@@ -33,9 +37,14 @@ DRAFTS = {
 }
 
 
+@cache
+def attached_model(dtype: torch.dtype) -> PreTrainedModel:
+    return attach(AutoModelForCausalLM.from_pretrained(MODEL, dtype=dtype).eval())
+
+
 @pytest.fixture(scope="module")
 def attached() -> PreTrainedModel:
-    return attach(AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16).eval())
+    return attached_model(torch.bfloat16)
 
 
 @torch.no_grad()
@@ -43,6 +52,11 @@ def expected_logits(model: PreTrainedModel, prompt: list[int], answer: list[int]
     """Return the logits that chose each token of an answer, float32 [tokens, vocab_size]."""
     ids = torch.tensor([prompt + answer])
     return model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+
+
+def model_of(engine: LLM) -> PreTrainedModel:
+    """Return the model in Transformers, in the dtype of an engine."""
+    return attached_model(engine.llm_engine.model_config.dtype)
 
 
 def check(model: PreTrainedModel, prompts: list[list[int]], outputs: list[Any]) -> None:
@@ -73,9 +87,9 @@ def generate(llm: LLM, prompts: list[list[int]], **arguments: Any) -> list[Any]:
             "block_size": 16,
             "num_gpu_blocks_override": 48,
         },
-        {"tensor_parallel_size": 2, "max_num_batched_tokens": 300},
+        {"tensor_parallel_size": 2, "max_num_batched_tokens": 300, "dtype": "float16"},
     ],
-    ids=["little-memory", "two-cards"],
+    ids=["little-memory", "two-cards-float16"],
 )
 def engine(request: pytest.FixtureRequest) -> Iterator[LLM]:
     with pytest.MonkeyPatch.context() as patch:
@@ -85,17 +99,15 @@ def engine(request: pytest.FixtureRequest) -> Iterator[LLM]:
             yield llm
 
 
-def test_batches(engine: LLM, attached: PreTrainedModel, prompts: list[list[int]]) -> None:
-    check(attached, prompts, generate(engine, prompts))
+def test_batches(engine: LLM, prompts: list[list[int]]) -> None:
+    check(model_of(engine), prompts, generate(engine, prompts))
 
 
-def test_shuffled_again_and_alone(
-    engine: LLM, attached: PreTrainedModel, prompts: list[list[int]]
-) -> None:
+def test_shuffled_again_and_alone(engine: LLM, prompts: list[list[int]]) -> None:
     """What was computed before is in the prefix cache, if there is one."""
     shuffled = random.Random(0).sample(prompts, len(prompts))
-    check(attached, shuffled, generate(engine, shuffled))
-    check(attached, prompts[8:9], generate(engine, prompts[8:9]))
+    check(model_of(engine), shuffled, generate(engine, shuffled))
+    check(model_of(engine), prompts[8:9], generate(engine, prompts[8:9]))
 
 
 def test_preemption_happens(engine: LLM) -> None:
@@ -129,6 +141,20 @@ def logits_of(output: Any, vocab_size: int) -> torch.Tensor:
     """Return float32 [tokens, vocab_size] of an output with all of them."""
     rows = [[step[i].logprob for i in range(vocab_size)] for step in output.outputs[0].logprobs]
     return torch.tensor(rows)
+
+
+def test_bits_are_the_committed_ones(drafting_engine: LLM) -> None:
+    """Those of the first row of docs/determinism.md, made by other machines."""
+    kept = json.loads((ROOT / "docs" / "determinism.json").read_text())["digests"]
+    expected = kept[key_of(MODEL, "bfloat16", 32, 16)]
+    every = texts(str(MODEL), 32, 16)
+    short = [i for i, prompt in enumerate(every) if len(prompt) < 400]
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=-1)
+    outputs = ask(drafting_engine, [every[i] for i in short], params)
+    for i, output in zip(short, outputs, strict=True):
+        rows = logits_of(output, 4096).numpy().tobytes()
+        assert digest(list(output.outputs[0].token_ids), rows) == expected[i]
+    assert len(short) > 20
 
 
 def test_drafts_and_another_instruction_set(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -211,8 +212,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def engine(folder: Path) -> Iterator[LLM]:
+@contextmanager
+def started(folder: Path, cards: int) -> Iterator[LLM]:
     """A step has fewer tokens than a batch of prompts."""
     from vllm import LLM
 
@@ -226,9 +227,20 @@ def engine(folder: Path) -> Iterator[LLM]:
         max_num_seqs=16,
         kv_cache_memory_bytes=1 << 26,
         enable_prefix_caching=False,
+        tensor_parallel_size=cards,
     )
     yield llm
     llm.llm_engine.engine_core.shutdown()
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[LLM]:
+    with started(folder, 1) as llm:
+        yield llm
+
+
+LENGTHS = (60, 3, 17, 33, 64, 1, 41, 90)
+PROMPTS = [numbers(n, seed=n).abs().mul(31000).int().add(3).tolist() for n in LENGTHS]
 
 
 def logits_of(engine: LLM, prompts: list[list[int]]) -> list[torch.Tensor]:
@@ -242,12 +254,18 @@ def test_prompts_in_chunks_and_alone(engine: LLM, folder: Path) -> None:
     """Alone, all but one prompt are computed whole; Transformers say what is roughly right."""
     from transformers import AutoModelForCausalLM
 
-    lengths = (60, 3, 17, 33, 64, 1, 41, 90)
-    prompts = [numbers(n, seed=n).abs().mul(31000).int().add(3).tolist() for n in lengths]
-    together = logits_of(engine, prompts)
+    together = logits_of(engine, PROMPTS)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    for prompt, logits in zip(prompts, together, strict=True):
+    for prompt, logits in zip(PROMPTS, together, strict=True):
         assert_same(logits_of(engine, [prompt])[0], logits)
         with torch.no_grad():
             right = model(torch.tensor([prompt])).logits[0, -1]
         assert (logits[0] - right).norm() < 0.1 * right.norm()
+
+
+def test_two_cards(engine: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    with started(folder, 2) as other:
+        found = logits_of(other, PROMPTS)
+    for one, logits in zip(logits_of(engine, PROMPTS), found, strict=True):
+        assert_same(logits, one)

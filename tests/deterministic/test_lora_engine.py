@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +46,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[LLM]:
+@contextmanager
+def started(cards: int) -> Iterator[LLM]:
     """A step has fewer tokens than a batch of prompts."""
     with bundled_engine(
         dtype="bfloat16",
@@ -57,14 +58,31 @@ def engine() -> Iterator[LLM]:
         max_loras=2,
         max_lora_rank=MAX_RANK,
         enable_prefix_caching=False,
+        tensor_parallel_size=cards,
     ) as llm:
         yield llm
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[LLM]:
+    with started(1) as llm:
+        yield llm
+
+
+LENGTHS = (60, 3, 17, 33, 64, 1, 41, 90)
+PROMPTS = [numbers(n, seed=n).abs().mul(4000).int().add(5).tolist() for n in LENGTHS]
 
 
 def request(folders: dict[str, Path], name: str) -> Any:
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(name, list(TARGETS).index(name) + 1, str(folders[name]))
+
+
+def mixed_adapters(folders: dict[str, Path]) -> list[Any]:
+    """Return an adapter, or none, for each prompt."""
+    adapters = [request(folders, "all"), None, request(folders, "some")]
+    return [adapters[i % 3] for i in range(len(PROMPTS))]
 
 
 def logits_of(engine: LLM, prompts: list[list[int]], adapters: list[Any]) -> list[torch.Tensor]:
@@ -79,21 +97,27 @@ def test_batches_with_several_adapters(engine: LLM, folders: dict[str, Path]) ->
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    lengths = (60, 3, 17, 33, 64, 1, 41, 90)
-    prompts = [numbers(n, seed=n).abs().mul(4000).int().add(5).tolist() for n in lengths]
-    adapters = [request(folders, name) for name in ("all", "some")]
-    chosen: list[Any] = [(adapters[0], None, adapters[1])[i % 3] for i in range(len(prompts))]
-    together = logits_of(engine, prompts, chosen)
-    for prompt, one, logits in zip(prompts, chosen, together, strict=True):
+    chosen = mixed_adapters(folders)
+    together = logits_of(engine, PROMPTS, chosen)
+    for prompt, one, logits in zip(PROMPTS, chosen, together, strict=True):
         assert_same(logits_of(engine, [prompt], [one])[0], logits)
     for i in (0, 2):
         base = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
         theirs = PeftModel.from_pretrained(base, str(folders[chosen[i].lora_name])).eval()
         with torch.no_grad():
-            right = theirs(torch.tensor([prompts[i]])).logits[0, -1]
-        plain = logits_of(engine, [prompts[i]], [None])[0][0]
+            right = theirs(torch.tensor([PROMPTS[i]])).logits[0, -1]
+        plain = logits_of(engine, [PROMPTS[i]], [None])[0][0]
         assert (together[i][0] - right).norm() < 0.02 * right.norm()
         assert (plain - right).norm() > 0.1 * right.norm()
+
+
+def test_two_cards(engine: LLM, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    chosen = mixed_adapters(folders)
+    with started(2) as other:
+        found = logits_of(other, PROMPTS, chosen)
+    for one, logits in zip(logits_of(engine, PROMPTS, chosen), found, strict=True):
+        assert_same(logits, one)
 
 
 def test_an_adapter_of_the_head_is_refused(engine: LLM, folders: dict[str, Path]) -> None:

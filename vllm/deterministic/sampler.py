@@ -40,6 +40,7 @@ class PortableSampler(Sampler):
         super().__init__(upstream.logprobs_mode, upstream.use_fp64_gumbel)
         self._runner = runner
         self._positions = torch.empty(0, dtype=torch.int64)  # of the tokens that are chosen next
+        self._params: list[Any] = []  # of the requests of the batch
 
     def follow_batch(self, num_drafts: Sequence[int]) -> list[CachedRequestState]:
         """Read and return the requests of the runner's batch, before its step.
@@ -51,6 +52,7 @@ class PortableSampler(Sampler):
         requests = [runner.requests[req_id] for req_id in runner.input_batch.req_ids]
         lengths = runner.seq_lens[: len(requests)].cpu().long()
         self._positions = lengths - torch.tensor(num_drafts, dtype=torch.int64)
+        self._params = [request.sampling_params for request in requests]
         return requests
 
     def forward(
@@ -126,7 +128,7 @@ class PortableSampler(Sampler):
             _temperatures(metadata),
             all_tokens if metadata.top_k is None else metadata.top_k.int().contiguous(),
             everything if metadata.top_p is None else metadata.top_p.float().contiguous(),
-            torch.tensor([float(params.min_p) for params in self._params()]),
+            torch.tensor([float(params.min_p) for params in self._params]),
         )
 
     def _drawn(self, logits: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
@@ -134,16 +136,12 @@ class PortableSampler(Sampler):
         seeds = [
             # Not a request's bits but the engine's: nobody asked to see them again.
             int(torch.randint(1 << 62, ())) if params.seed is None else params.seed
-            for params in self._params()
+            for params in self._params
         ]
         drawn = portable_draw(logits, torch.tensor(seeds), self._positions)
         is_greedy = _temperatures(metadata) == 0
         # A row without a finite maximum has no distribution.
         return torch.where(is_greedy | (drawn < 0), self.greedy_sample(logits), drawn)
-
-    def _params(self) -> list[Any]:
-        runner = self._runner
-        return [runner.requests[req_id].sampling_params for req_id in runner.input_batch.req_ids]
 
     @staticmethod
     def greedy_sample(logits: torch.Tensor) -> torch.Tensor:
