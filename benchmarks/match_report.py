@@ -10,7 +10,6 @@ from typing import Any
 
 from benchmarks.match_causes import cause_of
 from vllm.parity.differences import first_difference
-from vllm.parity.setting import MODES
 
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"do_sample": False},
@@ -18,6 +17,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "sampled": {"do_sample": True, "temperature": 0.8, "top_k": 50, "top_p": 0.95},
 }
 """Fields of ``GenerationConfig``; vLLM's ``SamplingParams`` have the same names."""
+
+
+MODES = ("upstream", "hf_compat", "exact")
+"""Those of ``vllm.parity`` that shall answer as Transformers does."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class MatchRow:
         equal_logits: steps whose logits have the same bits; None where the engine gives none.
         num_logits: of how many.
         cause: why not all are equal; the reason, if the mode did not start.
+        cpu: on which it was measured; Transformers' bits are not those of another one.
     """
 
     model: str
@@ -49,6 +53,7 @@ class MatchRow:
     equal_logits: int | None = None
     num_logits: int = 0
     cause: str | None = None
+    cpu: str = ""
 
     @property
     def is_equal(self) -> bool:
@@ -104,7 +109,7 @@ def _equal_digests(a: list[list[str]], b: list[list[str]]) -> tuple[int, int]:
 def as_markdown(machine: dict[str, Any], rows: Iterable[MatchRow]) -> str:
     """Return the page."""
     rows = list(rows)
-    facts = ", ".join(f"{name} {value}" for name, value in machine.items())
+    facts = ", ".join(f"{name} {value}" for name, value in machine.items() if name != "cpu")
     lines = [
         "# Answers equal to those of `generate()`",
         "",
@@ -116,10 +121,10 @@ def as_markdown(machine: dict[str, Any], rows: Iterable[MatchRow]) -> str:
         "have 32 requests in flight. Without its flags the distribution is upstream vLLM, bit for "
         "bit; it does not draw Hugging Face's samples, so its third number is expected to be 0.",
         "",
-        f"Measured with {facts}.",
+        f"Measured with {facts}; all sides of a row on one CPU, which the last column names.",
         "",
-        "| model | dtype | of | upstream | hf_compat | logits | exact | logits |",
-        "|---|---|---|---|---|---|---|---|",
+        "| model | dtype | of | upstream | hf_compat | logits | exact | logits | CPU |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     found = {(row.model, row.dtype, row.mode): row for row in rows}
     causes: list[str] = []
@@ -129,6 +134,7 @@ def as_markdown(machine: dict[str, Any], rows: Iterable[MatchRow]) -> str:
         for row in modes[1:]:
             cells += [_sequences(row, causes), _logits(row)]
         size = f"{modes[0].num_prompts} x {modes[0].num_tokens}"
+        cells.append(modes[0].cpu)
         lines.append(f"| {model} ({modes[0].kind}) | {dtype} | {size} | {' | '.join(cells)} |")
     lines += ["", *(f"[{i}] {cause}\n" for i, cause in enumerate(causes, 1))]
     return "\n".join(lines).rstrip() + "\n"

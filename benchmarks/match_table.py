@@ -17,24 +17,24 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from tqdm.auto import tqdm
 
-from benchmarks.match_report import MatchRow, as_markdown, compare_sides
+from benchmarks.match_report import MODES, MatchRow, as_markdown, compare_sides
 from tools.make_int8_model import FORMATS, make_int8_model
 from tools.make_random_model import make_random_model
 from tools.model_shapes import SHAPES
-from vllm.parity.recording import SIDES
 from vllm.parity.setting import DTYPES, machine
 
 ROOT = Path(__file__).resolve().parent.parent
 BUNDLED = "tiny-python-llama"
 INT8 = {f"{BUNDLED}-{kind}": kind for kind in FORMATS}
 NUM_LAYERS = 4
+SIDES = ("hf", *MODES)
 
 
 @dataclass(frozen=True)
@@ -150,9 +150,11 @@ def main() -> None:
     size, trust = Size(args.prompts, args.tokens, args.prompt_tokens), args.trust_remote_code
     with tqdm(total=len(args.models) * len(args.dtypes) * len(SIDES)) as bar:
         for name in args.models:
-            rows = merge(rows, rows_of(name, args.dtypes, args.work, size, trust, bar))
+            about = machine()
+            new = rows_of(name, args.dtypes, args.work, size, trust, bar)
+            rows = merge(rows, [replace(row, cpu=str(about["cpu"])) for row in new])
             args.output.parent.mkdir(parents=True, exist_ok=True)
-            facts: dict[str, Any] = {"machine": machine(), "rows": [vars(row) for row in rows]}
+            facts: dict[str, Any] = {"machine": about, "rows": [vars(row) for row in rows]}
             as_json.write_text(json.dumps(facts, indent=1) + "\n")
             as_text.write_text(as_markdown(facts["machine"], rows))
     Console().print(f"written: {as_text} and {as_json}")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.match_causes import UNEXPLAINED
-from benchmarks.match_report import KINDS, MatchRow, as_markdown, compare_sides
+from benchmarks.match_report import KINDS, MODES, MatchRow, as_markdown, compare_sides
 from benchmarks.match_table import merge
 from tests.engines import ROOT
-from vllm.parity.setting import MODES
 
 PAGE = ROOT / "docs" / "match-table"
 
@@ -52,12 +52,12 @@ def test_equal_tokens_of_other_logits_are_not_equal(tmp_path: Path) -> None:
 
 def test_the_page(tmp_path: Path) -> None:
     rows = [
-        row(tmp_path, [[1, 2, 3], [4, 5, 0]], [], "upstream"),
+        replace(row(tmp_path, [[1, 2, 3], [4, 5, 0]], [], "upstream"), cpu="one"),
         row(tmp_path, [[1, 7, 3], [4, 5, 6]], [["a", "x"], ["c", "d"]], "hf_compat"),
         MatchRow("model", "random", "bfloat16", "exact", 2, 3, cause="Does not start: no."),
     ]
     text = as_markdown({"cpu": "some"}, rows)
-    cells = "1 / 1 / 1 | 1 / 1 / 1 [1] | 75.0% | - [2] | - |"
+    cells = "1 / 1 / 1 | 1 / 1 / 1 [1] | 75.0% | - [2] | - | one |"
     assert f"| model (random) | bfloat16 | 2 x 3 | {cells}" in text
     assert f"[1] {UNEXPLAINED}" in text
     assert "[2] Does not start: no." in text

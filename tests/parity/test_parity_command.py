@@ -38,7 +38,7 @@ def test_it_is_a_command_of_vllm(monkeypatch: pytest.MonkeyPatch, capsys: Any) -
         (["compare", "a", "b"], "a is no recording of this version"),
         (["one", "two"], "there is one model at a time, not one and two"),
         (["--dtypes", "int8"], "dtype='int8' is none of float32, bfloat16, float16"),
-        (["--modes", "fast"], "mode='fast' is none of upstream, hf_compat, exact"),
+        (["--modes", "fast"], "mode='fast' is none of upstream, hf_compat, exact, determ"),
         (["--max-new-tokens", "0"], "max_new_tokens=0 must be at least 1"),
         (["--generation", "{"], "--generation is no JSON object"),
         (["--generation", "[1]"], "--generation is no JSON object"),

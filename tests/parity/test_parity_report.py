@@ -196,6 +196,7 @@ def test_a_model_without_layers() -> None:
         ("hf_compat", "float32", None, None, r'Two tokens were .*hf_compat="exact" removes it'),
         ("upstream", "float32", {"repetition_penalty": 1.2}, None, r"rules for repetition_penalty"),
         ("exact", "float32", None, None, "please report it"),
+        ("deterministic", "bfloat16", None, "input_layernorm", "the same on every machine"),
     ],
 )
 def test_causes(

@@ -31,6 +31,11 @@ def likely_cause(
         return None
     if mode == "exact":
         return "None is known: please report it with this page."
+    if mode == "deterministic":
+        return (
+            "deterministic=True has an arithmetic of its own, the same on every machine: "
+            'hf_compat="exact" has that of Transformers on this one.'
+        )
     rules = setting.generation or {}
     if mode == "upstream" and setting.dtype == "float32" and rules:
         names = ", ".join(sorted(rules))

@@ -48,7 +48,9 @@ class ParitySubcommand(CLISubcommand):
         )
         parser.add_argument("words", nargs="*", metavar="MODEL", help=argparse.SUPPRESS)
         parser.add_argument(
-            "--modes", default="upstream,hf_compat", help="engines: upstream, hf_compat, exact"
+            "--modes",
+            default="upstream,hf_compat",
+            help="engines: upstream, hf_compat, exact, deterministic",
         )
         parser.add_argument("--dtypes", default="bfloat16", help="float32, bfloat16, float16")
         parser.add_argument("--prompts", type=Path, help="a file with a prompt in each line")

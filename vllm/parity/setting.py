@@ -12,8 +12,10 @@ import transformers
 
 import vllm
 
-MODES = ("upstream", "hf_compat", "exact")
-"""Ways to run the engine: without flags, with ``hf_compat=True``, with ``hf_compat="exact"``."""
+MODES = ("upstream", "hf_compat", "exact", "deterministic")
+"""Ways to run the engine: without flags, with ``hf_compat=True``, with ``hf_compat="exact"``, with
+``hf_compat=True, deterministic=True``.
+"""
 
 DTYPES = ("float32", "bfloat16", "float16")
 

@@ -31,6 +31,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "upstream": {},
     "hf_compat": {"hf_compat": True},
     "exact": {"hf_compat": "exact"},
+    "deterministic": {"hf_compat": True, "deterministic": True},
 }
 """Arguments of ``LLM`` for each of `MODES`."""
 
