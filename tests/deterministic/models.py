@@ -25,8 +25,10 @@ SHAPES = (
     "gpt-neox",
     "opt-125m",
     "gpt2",
+    "mixtral-8x7b",
+    "qwen3-30b-a3b",
 )
-"""Each with something of its own: biases, windows, caps, norms of heads, partial rotations, ..."""
+"""Each with something of its own: biases, windows, caps, norms of heads, experts, ..."""
 
 
 def random_model(shape: str, dtype: torch.dtype = torch.bfloat16, **values: Any) -> PreTrainedModel:

@@ -169,12 +169,16 @@ def test_instruction_sets_change_no_bit() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_errors_are_no_larger_than_those_of_transformers(case: str) -> None:
-    ids = token_ids(60)  # LongRoPE of Transformers takes the long factors for longer ones only
+    # LongRoPE of Transformers takes the long factors for longer texts only.
+    texts = [token_ids(60, seed) for seed in range(3)]
     model = attach(stock(case), max_length=64 if case == "longrope" else None)
-    exact = stock(case).double()(ids).logits
+    wide = stock(case).double()
+    wide.set_experts_implementation("eager")  # others have no float64
+    exact = torch.cat([wide(ids).logits for ids in texts])
+    # Of most tokens: where two experts are as good, either side may take the other one.
     errors = [
-        float((logits.double() - exact).norm() / exact.norm())
-        for logits in (stock(case)(ids).logits, model(ids).logits)
+        ((torch.cat(logits).double() - exact).norm(dim=-1) / exact.norm(dim=-1)).median()
+        for logits in ([one(ids).logits for ids in texts] for one in (stock(case), model))
     ]
     assert errors[1] < errors[0]
 

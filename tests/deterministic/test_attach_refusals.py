@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import CohereConfig, GraniteConfig, PreTrainedModel, StaticCache
+from transformers import CohereConfig, GraniteConfig, GraniteMoeConfig, PreTrainedModel, StaticCache
 
 from tests.deterministic.models import (
     VOCABULARY,
@@ -82,7 +82,10 @@ def with_dropout_as(module: nn.Module) -> PreTrainedModel:
         (lambda: random_model("llama", torch.float32), "is torch.float32, and the kernels are for"),
         (lambda: training(random_model("llama")), "it is in training mode"),
         (lambda: quantised(random_model("llama")), "it is quantised"),
-        (lambda: random_model("mixtral"), "it is a mixture of experts"),
+        (
+            lambda: random_weights(GraniteMoeConfig(**SMALL, num_local_experts=4)),
+            r"block_sparse_moe[\w.]* \(GraniteMoe\w+\): it is not specified",
+        ),
         (lambda: random_model("deepseek-v2", n_routed_experts=1), "latent attention"),
         (lambda: with_dropout_as(_Scaled()), r"transformer\.drop \(_Scaled\): it is not specified"),
         (

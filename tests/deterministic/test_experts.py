@@ -263,6 +263,19 @@ def test_prompts_in_chunks_and_alone(engine: LLM, folder: Path) -> None:
         assert (logits[0] - right).norm() < 0.1 * right.norm()
 
 
+@torch.no_grad()
+def test_attached_to_transformers(engine: LLM, folder: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from vllm.deterministic import attach
+
+    model = attach(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval())
+    for prompt, logits in zip(PROMPTS, logits_of(engine, PROMPTS), strict=True):
+        answer = logits.argmax(-1).tolist()
+        ids = torch.tensor([prompt + answer])
+        assert_same(model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1], logits)
+
+
 def test_two_cards(engine: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     with started(folder, 2) as other:

@@ -6,12 +6,16 @@ changes no row of a portable product, and each token's experts are added in the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from vllm.fork_ops.portable_functions import Function, portable_gated
 from vllm.fork_ops.portable_product import PackedWeight, portable_product, sum_partials
+
+_MOST_PAIRS = 8192
+"""Tokens times their experts that are computed at once, which bounds the memory of outputs."""
 
 _LEAST_PRODUCT = 2.0**-102
 """What is less counts 0, so that no sum is subnormal, where settings of processors differ."""
@@ -56,6 +60,25 @@ class PackedExperts:
         gate_up = portable_product(rows, self.gate_up[expert])
         gated = portable_gated(gate_up, self.function)
         return portable_product(gated, self.down[expert], dtype=torch.float32)
+
+
+def in_parts(
+    compute: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    indices: torch.Tensor,
+) -> torch.Tensor:
+    """Return the results of `compute`, which are a row for each token, for some tokens at a time.
+
+    Args:
+        compute: takes the other arguments.
+        x: [num_tokens, hidden_size].
+        weights: [num_tokens, experts of a token].
+        indices: of the same shape.
+    """
+    num_tokens = max(1, _MOST_PAIRS // indices.shape[1])
+    parts = zip(*(tensor.split(num_tokens) for tensor in (x, weights, indices)), strict=True)
+    return torch.cat([compute(*part) for part in parts])
 
 
 def weighted_sums(outputs: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

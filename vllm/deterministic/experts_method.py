@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from vllm.deterministic.equalisation import exponents_of_columns, exponents_of_rows
-from vllm.deterministic.experts import PackedExperts, weighted_sums
+from vllm.deterministic.experts import PackedExperts, in_parts, weighted_sums
 from vllm.deterministic.linear import release_weight, sums_of_cards
 from vllm.deterministic.refusal import refusal
 from vllm.deterministic.routing import portable_router
@@ -26,9 +26,6 @@ _ACTIVATIONS = {
     MoEActivation.GELU: Function.GELU,
     MoEActivation.GELU_TANH: Function.GELU_TANH,
 }
-
-_MOST_PAIRS = 8192
-"""Tokens times their experts that are computed at once, which bounds the memory of outputs."""
 
 
 class PortableExpertsMethod(UnquantizedFusedMoEMethod):
@@ -87,11 +84,7 @@ class PortableExpertsMethod(UnquantizedFusedMoEMethod):
         Returns:
             Like `x`; the whole sum where the experts' channels are split between cards.
         """
-        num_tokens = max(1, _MOST_PAIRS // topk_ids.shape[1])
-        parts = zip(
-            *(tensor.split(num_tokens) for tensor in (x, topk_weights, topk_ids)), strict=True
-        )
-        return torch.cat([self._weighted_sums(*part) for part in parts])
+        return in_parts(self._weighted_sums, x, topk_weights, topk_ids)
 
     def _weighted_sums(
         self, x: torch.Tensor, weights: torch.Tensor, indices: torch.Tensor

@@ -15,6 +15,7 @@ from vllm.deterministic.elementwise import PortableActivation
 
 from .activation import function_of
 from .attention import NAME, register_attention
+from .experts import portable_experts
 from .linear import PortableHead, PortableLinear, pack_together
 from .mlp import portable_gated_mlp
 from .norm import PortableLayerNorm, PortableRMSNorm, portable_norm
@@ -67,6 +68,7 @@ def attach_kernels(model: PreTrainedModel, *, max_length: int | None = None) -> 
         use_rotations(module)
     _replace_all(model, lambda name, module: portable_rotary(name, module, max_length))
     _replace_all(model, lambda name, module: portable_norm(module))
+    _replace_all(model, lambda name, module: portable_experts(module))
     _replace_all(model, lambda name, module: portable_gated_mlp(module))
     _replace_all(model, lambda name, module: _activation(module))
     _replace_head(model)

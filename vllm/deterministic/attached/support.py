@@ -12,8 +12,6 @@ from vllm.fork_ops import library
 from .attention import NAME
 from .refusal import refusal
 
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-
 
 def check_model(model: Any) -> None:
     """Refuse what has no portable form as a whole.
@@ -21,7 +19,7 @@ def check_model(model: Any) -> None:
     Raises:
         TypeError: `model` is no ``PreTrainedModel``.
         ValueError: it is attached already, in training, quantised, not on CPU or neither bfloat16
-            nor float16, or has experts, latent attention or an encoder.
+            nor float16, or has latent attention or an encoder.
         RuntimeError: the compiled operators are not there.
     """
     if not isinstance(model, PreTrainedModel):
@@ -58,7 +56,5 @@ def _check_parameters(model: PreTrainedModel, name: str) -> None:
 
 
 def _check_architecture(config: Any, name: str) -> None:
-    if any((getattr(config, experts, None) or 0) > 1 for experts in _EXPERTS):
-        raise refusal(name, "it is a mixture of experts, whose routing is not specified")
     if getattr(config, "kv_lora_rank", None):
         raise refusal(name, "it has latent attention (MLA), which is not specified")
