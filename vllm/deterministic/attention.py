@@ -108,9 +108,12 @@ class PortableAttentionImpl(AttentionImpl[PortableMetadata]):
 
     Args:
         upstream: what vLLM made for the layer, for its numbers.
+        slopes: of ALiBi, float32 [num_heads], or None.
     """
 
-    def __init__(self, upstream: CPUAttentionBackendImpl) -> None:
+    def __init__(
+        self, upstream: CPUAttentionBackendImpl, slopes: torch.Tensor | None = None
+    ) -> None:
         self.num_heads = upstream.num_heads
         self.num_kv_heads = upstream.num_kv_heads
         self.head_size = upstream.head_size
@@ -119,6 +122,7 @@ class PortableAttentionImpl(AttentionImpl[PortableMetadata]):
         self._window = max(upstream.sliding_window, 0)
         self._soft_cap = float(upstream.logits_soft_cap)
         self._sinks = upstream.sinks
+        self._slopes = slopes
 
     def do_kv_cache_update(
         self,
@@ -157,6 +161,7 @@ class PortableAttentionImpl(AttentionImpl[PortableMetadata]):
             scale=self.scale,
             window=self._window,
             soft_cap=self._soft_cap,
+            slopes=self._slopes,
             sinks=None if self._sinks is None else self._sinks.float(),
         )
         return output

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from vllm.deterministic.activations import portable_activation
+from vllm.deterministic.alibi import portable_slopes
 from vllm.deterministic.attention import (
     PortableAttentionBackend,
     PortableAttentionImpl,
@@ -160,9 +161,10 @@ def _use_portable_attention(name: str, layer: Any) -> None:
         raise refusal(name, layer, f"{layer.attn_type} attention is not specified")
     if layer.head_size not in _HEAD_SIZES or layer.head_size_v != layer.head_size:
         raise refusal(name, layer, "heads must be of 16, 32, ... 256 numbers")
-    if implementation.alibi_slopes is not None:
-        raise refusal(name, layer, "the slopes of ALiBi are not specified")
-    layer.impl = PortableAttentionImpl(implementation)
+    slopes = implementation.alibi_slopes
+    if slopes is not None and (slopes := portable_slopes(slopes)) is None:
+        raise refusal(name, layer, "slopes of ALiBi other than 2^(-j / 64) are not specified")
+    layer.impl = PortableAttentionImpl(implementation, slopes)
     layer.attn_backend = PortableAttentionBackend
     layer.get_kv_cache_spec = partial(kv_cache_spec, layer)
 
