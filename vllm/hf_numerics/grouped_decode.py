@@ -151,7 +151,6 @@ class GroupedDecode:
         found = (getattr(module, "config", None) for module in model.modules())
         self._configs = {id(one): one for one in found if one is not None}.values()
         self._group = Group()
-        self._plans: dict[Any, RowPlan] = {}
         self.stand_in()
 
     def stand_in(self) -> None:
@@ -160,10 +159,10 @@ class GroupedDecode:
             if "forward" in vars(module):
                 continue
             if type(module) in (nn.Linear, Conv1D):
-                key = RowPlan.key(module)
-                if key not in self._plans:
-                    self._plans[key] = RowPlan(module)
-                vars(module)["forward"] = RowLinear(module, self._plans[key], self._group)
+                plan = RowPlan.of_weight(
+                    module.weight, module.bias is not None, type(module) is Conv1D
+                )
+                vars(module)["forward"] = RowLinear(module, plan, self._group)
             elif (
                 isinstance(module, nn.Linear)
                 or hasattr(module, "experts")

@@ -141,30 +141,29 @@ class RowPlan:
         """Return the plan of ``functional.linear`` with a weight [out_features, in_features], or of
         `conv1d` with one of [in_features, out_features].
         """
-        return _plan_of_shape(weight.shape, weight.stride(), weight.dtype, has_bias, is_conv1d)
-
-    @staticmethod
-    def key(layer: nn.Linear | Conv1D) -> tuple[Any, ...]:
-        """Return what two layers must share to share a plan."""
-        weight: Any = layer.weight
-        return type(layer), weight.shape, weight.stride(), weight.dtype, layer.bias is None
+        layout = (weight.shape, weight.stride(), weight.dtype, weight.device)
+        return _plan_of_layout(*layout, has_bias, is_conv1d)
 
 
 @functools.cache
-def _plan_of_shape(
+def _plan_of_layout(
     shape: torch.Size,
     stride: tuple[int, ...],
     dtype: torch.dtype,
+    device: torch.device,
     has_bias: bool,
     is_conv1d: bool,
 ) -> RowPlan:
     layer: Any
-    if is_conv1d:
-        layer = Conv1D(shape[1], shape[0]).to(dtype)
-    else:
-        layer = nn.Linear(shape[1], shape[0], bias=has_bias, dtype=dtype)
-    weight = torch.empty_strided(shape, stride, dtype=dtype)
+    with torch.device("meta"):  # its own weights would be drawn at random
+        if is_conv1d:
+            layer = Conv1D(shape[1], shape[0])
+        else:
+            layer = nn.Linear(shape[1], shape[0], bias=has_bias)
+    weight = torch.empty_strided(shape, stride, dtype=dtype, device=device)
     layer.weight = nn.Parameter(weight, requires_grad=False)
+    if layer.bias is not None:
+        layer.bias = nn.Parameter(torch.randn(layer.bias.shape).to(weight), requires_grad=False)
     return RowPlan(layer)
 
 
