@@ -56,6 +56,7 @@ CIRCUMSTANCES = {
     "another process": Circumstance(order="alone"),
     "all at once": Circumstance(),
     "shuffled": Circumstance(order="shuffled"),
+    "chunks of 16": Circumstance({"max_num_batched_tokens": 16, "max_num_seqs": 16}),
     "chunks of 64": Circumstance({"max_num_batched_tokens": 64}),
     "chunks of 256": Circumstance({"max_num_batched_tokens": 256}),
     "prefix cache hits": Circumstance({"enable_prefix_caching": True}, order="twice"),
@@ -185,12 +186,21 @@ def digests_of(written: Path) -> dict[str, list[str]]:
 
 
 def rows_of_others(written: Path, new: list[Row]) -> list[Row]:
-    """Return the rows of an earlier run that are of other models or dtypes than the new ones."""
+    """Return the rows of an earlier run that no new one takes the place of."""
     if not written.exists():
         return []
-    measured = {(row.model, row.dtype) for row in new}
+    measured = {(row.model, row.dtype, row.circumstance) for row in new}
     rows = [Row(**row) for row in json.loads(written.read_text())["rows"]]
-    return [row for row in rows if (row.model, row.dtype) not in measured]
+    return [row for row in rows if (row.model, row.dtype, row.circumstance) not in measured]
+
+
+def in_order(rows: list[Row]) -> list[Row]:
+    """Return them by model, dtype and circumstance; models stay in the order of their first."""
+    models = list(dict.fromkeys(row.model for row in rows))
+    names = [*CIRCUMSTANCES, COMMITTED]
+    return sorted(
+        rows, key=lambda row: (models.index(row.model), row.dtype, names.index(row.circumstance))
+    )
 
 
 def main() -> None:
@@ -206,20 +216,16 @@ def main() -> None:
     options = parser.parse_args()
     names = ["alone", *(name for name in options.circumstances if name != "alone")]
     as_json = options.docs / "determinism.json"
-    digests = digests_of(as_json)
-    size = (options.prompts, options.tokens)
-    rows = [
-        row
-        for dtype in options.dtypes
-        for row in rows_of(options.model, dtype, names, *size, digests)
-    ]
-    about = machine()
-    rows = [*rows_of_others(as_json, rows), *rows]
-    page = as_markdown(rows, about)
     options.docs.mkdir(parents=True, exist_ok=True)
-    (options.docs / "determinism.md").write_text(page)
-    data = {"machine": about, "rows": [vars(row) for row in rows], "digests": digests}
-    as_json.write_text(json.dumps(data, indent=1) + "\n")
+    digests = digests_of(as_json)
+    for dtype in options.dtypes:
+        new = rows_of(options.model, dtype, names, options.prompts, options.tokens, digests)
+        rows = in_order([*rows_of_others(as_json, new), *new])
+        about = machine()
+        page = as_markdown(rows, about)
+        (options.docs / "determinism.md").write_text(page)
+        data = {"machine": about, "rows": [vars(row) for row in rows], "digests": digests}
+        as_json.write_text(json.dumps(data, indent=1) + "\n")
     Console().print(page)
 
 

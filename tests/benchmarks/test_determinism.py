@@ -13,6 +13,7 @@ from benchmarks.determinism import (
     COMMITTED,
     Row,
     as_markdown,
+    in_order,
     rows_of_others,
 )
 
@@ -34,6 +35,13 @@ def test_deterministic_mode_keeps_all_bits(rows: list[Row]) -> None:
     for row in rows:
         assert row.equal["deterministic"] == row.prompts, row
         assert row.logits >= row.prompts * 1000
+
+
+def test_some_circumstances_can_be_measured_again(tmp_path: Path, rows: list[Row]) -> None:
+    written = tmp_path / "determinism.json"
+    written.write_text(json.dumps({"rows": [vars(row) for row in rows]}))
+    new = [replace(row, logits=7) for row in rows[3:5]]
+    assert in_order([*rows_of_others(written, new), *new]) == [*rows[:3], *new, *rows[5:]]
 
 
 def test_rows_of_other_models_stay(tmp_path: Path, rows: list[Row]) -> None:
