@@ -92,6 +92,7 @@ def answer(
     if ended.returncode:
         errors = re.findall(r"\w+Error: (.+)", log.read_text())
         reason = errors[0].strip() if errors else f"it ended with {ended.returncode}"
+        reason = reason.removesuffix("Reasons:")  # vLLM has a line for each kernel
         raise RuntimeError(f"Does not start: {reason.rstrip('. ')}.")
 
 
