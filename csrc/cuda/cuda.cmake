@@ -17,7 +17,11 @@ else()
                   "_fork_C will build, but load only beside one that has.")
 endif()
 
-target_sources(_fork_C PRIVATE bindings/seen_tokens_cuda.cpp cuda/seen_tokens.cu)
+target_sources(_fork_C PRIVATE
+  bindings/portable_product_cuda.cpp
+  bindings/seen_tokens_cuda.cpp
+  cuda/portable_product.cu
+  cuda/seen_tokens.cu)
 target_compile_features(_fork_C PRIVATE cuda_std_17)
 target_compile_options(_fork_C PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-O3 -fmad=false>)
 target_compile_definitions(_fork_C PRIVATE USE_CUDA)

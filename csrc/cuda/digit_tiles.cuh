@@ -1,0 +1,144 @@
+// Where the digits of a packed weight and of rows of activations lie on a GPU.
+//
+// A tensor core's instruction m16n8k32 multiplies 16 outputs of a weight with 8 rows in a step of 32
+// input channels. Digits lie in tiles of a step, in the order in which the 32 lanes of a warp take
+// them: 16 bytes a lane in one load, and a warp's one after the other.
+//
+// Lane 4 g + t of a step has the channels 8 t .. 8 t + 7. Of a weight's tile these are
+//
+//   int8 [2 digits, 32 lanes, 2, 8]    of output g, and of output g + 8
+//
+// and of a tile of rows
+//
+//   int8 [32 lanes, 2 digits, 8]       of row g
+//
+// The instruction's own order of channels is another one; since weight and rows are permuted alike,
+// its sums are the same integers. Blocks are filled up with zeros to whole steps.
+//
+// A packed weight is its tiles, uint8 [panels, steps, kWeightTile], and behind them the biased
+// exponents of 2^(8 + e), uint8 [panels, blocks, kPanel]. It is as large as the CPU's, 16 bits a
+// number and one byte for each row of a block, but laid out differently.
+#pragma once
+
+#include <cstdint>
+
+#include "../portable/product_layout.h"
+#include "device.cuh"
+
+namespace vllm_fork {
+
+inline constexpr int kStep = 32;                                // input channels of an instruction
+inline constexpr int kStepsOfBlock = static_cast<int>(kBlock) / kStep;
+inline constexpr int kOctet = 8;                                // input channels of a lane
+inline constexpr int kOctetsOfStep = kStep / kOctet;
+inline constexpr int kRowsOfTile = 8;
+inline constexpr int kWeightTile = 2 * kWarp * 2 * kOctet;      // bytes
+inline constexpr int kRowTile = kWarp * 2 * kOctet;             // bytes
+inline constexpr int kOutputs = static_cast<int>(kPanel);       // of a tile of a weight
+static_assert(kOutputs == 16 && kOctetsOfStep * kRowsOfTile == kWarp);
+
+// A shape in steps. A segment's blocks have kStepsOfBlock steps each, its last has `last_steps`.
+struct StepCounts {
+  int segments;
+  int segment_blocks;
+  int last_steps;
+
+  VLLM_FORK_INLINE explicit StepCounts(const ProductShape& shape)
+      : segments(static_cast<int>(shape.segments)),
+        segment_blocks(static_cast<int>(shape.segment_blocks())),
+        last_steps(static_cast<int>(
+            divide_up(shape.block_inputs(shape.segment_blocks() - 1), kStep))) {}
+
+  VLLM_FORK_INLINE int segment_steps() const {
+    return (segment_blocks - 1) * kStepsOfBlock + last_steps;
+  }
+  VLLM_FORK_INLINE int steps() const { return segments * segment_steps(); }
+  VLLM_FORK_INLINE int blocks() const { return segments * segment_blocks; }
+
+  // Of a block of a segment.
+  VLLM_FORK_INLINE int steps_of(int block) const {
+    return block + 1 < segment_blocks ? kStepsOfBlock : last_steps;
+  }
+};
+
+// One block of the input channels: which steps and channels it is.
+struct BlockPlace {
+  int block;
+  int step;
+  int steps;
+  int64_t channel;
+  int channels;
+
+  VLLM_FORK_INLINE BlockPlace(const ProductShape& shape, const StepCounts& counts, int index)
+      : block(index) {
+    const int segment = index / counts.segment_blocks;
+    const int of_segment = index % counts.segment_blocks;
+    step = segment * counts.segment_steps() + of_segment * kStepsOfBlock;
+    steps = counts.steps_of(of_segment);
+    channel = segment * shape.segment_inputs() + of_segment * kBlock;
+    channels = static_cast<int>(shape.block_inputs(of_segment));
+  }
+};
+
+// The bytes of a packed weight.
+struct WeightTiles {
+  int64_t panels;
+  int64_t steps;
+  int64_t blocks;
+
+  VLLM_FORK_INLINE explicit WeightTiles(const ProductShape& shape)
+      : panels(shape.panels()), steps(StepCounts(shape).steps()), blocks(shape.blocks()) {}
+
+  VLLM_FORK_INLINE int64_t tile_at(int64_t panel, int64_t step) const {
+    return (panel * steps + step) * kWeightTile;
+  }
+
+  // Eight channels of an output of a panel: octet t of a step has channels 8 t and on.
+  VLLM_FORK_INLINE int64_t octet_at(int64_t panel, int64_t step, int digit, int octet,
+                                    int output) const {
+    const int lane = output % 8 * kOctetsOfStep + octet;
+    return tile_at(panel, step) + ((digit * kWarp + lane) * 2 + output / 8) * kOctet;
+  }
+
+  VLLM_FORK_INLINE int64_t exponents_at(int64_t panel, int64_t block) const {
+    return tile_at(panels, 0) + (panel * blocks + block) * kOutputs;
+  }
+
+  VLLM_FORK_INLINE int64_t bytes() const { return exponents_at(panels, 0); }
+};
+
+// The bytes of the digits of rows: tiles, uint8 [row tiles, steps, kRowTile], and behind them
+// 2^e of each block, float [row tiles, blocks, kRowsOfTile]; NaN in a block that is out of range.
+// What belongs to rows that the last tile lacks does not matter.
+struct RowTiles {
+  int64_t tiles;
+  int64_t steps;
+  int64_t blocks;
+
+  VLLM_FORK_INLINE RowTiles(const ProductShape& shape, int64_t rows)
+      : tiles(divide_up(rows, kRowsOfTile)),
+        steps(StepCounts(shape).steps()),
+        blocks(shape.blocks()) {}
+
+  VLLM_FORK_INLINE int64_t tile_at(int64_t tile, int64_t step) const {
+    return (tile * steps + step) * kRowTile;
+  }
+
+  // Both digits of eight channels of a row.
+  VLLM_FORK_INLINE int64_t octet_at(int64_t row, int64_t step, int octet) const {
+    const int lane = static_cast<int>(row % kRowsOfTile) * kOctetsOfStep + octet;
+    return tile_at(row / kRowsOfTile, step) + lane * 2 * kOctet;
+  }
+
+  VLLM_FORK_INLINE int64_t scales_at(int64_t tile, int64_t block) const {
+    return tile_at(tiles, 0) + (tile * blocks + block) * kRowsOfTile * 4;
+  }
+
+  VLLM_FORK_INLINE int64_t scale_at(int64_t row, int64_t block) const {
+    return scales_at(row / kRowsOfTile, block) + row % kRowsOfTile * 4;
+  }
+
+  VLLM_FORK_INLINE int64_t bytes() const { return scales_at(tiles, 0); }
+};
+
+}  // namespace vllm_fork

@@ -1,0 +1,131 @@
+// The whole product on a GPU: how its work is shared out, what memory it takes, its two launches.
+#pragma once
+
+#include "multiply_rows.cuh"
+#include "portable_product.h"
+#include "quantise_rows.cuh"
+
+namespace vllm_fork {
+
+// --- tiles for a number of rows --------------------------------------------------------------------
+// The more rows, the larger the tiles. Few rows wait for memory: what counts is how much of a weight
+// is on its way. Many rows wait for tensor cores and shared memory. Each fits in 99 KiB.
+using TileOf8 = TileShape<4, 1, 1, 1, 4, 3, 4>;
+using TileOf16 = TileShape<4, 1, 1, 2, 4, 3, 3>;
+using TileOf32 = TileShape<4, 1, 1, 4, 4, 3, 3>;
+using TileOf64 = TileShape<2, 2, 2, 4, 4, 3, 2>;
+using TileOfMany = TileShape<4, 2, 2, 4, 2, 4, 1>;
+
+// Calls function(a TileShape) and returns what it does.
+template <typename Function>
+auto with_tile(int64_t rows, const Function& function) {
+  if (rows <= 8) return function(TileOf8());
+  if (rows <= 16) return function(TileOf16());
+  if (rows <= 32) return function(TileOf32());
+  if (rows <= 64) return function(TileOf64());
+  return function(TileOfMany());
+}
+
+// --- sharing out -----------------------------------------------------------------------------------
+// Blocks of threads that a multiprocessor has at once.
+template <class Tile>
+int64_t resident_blocks(const Multiprocessors& gpu) {
+  constexpr int64_t kReserved = 1152;  // of shared memory, by the driver and for the last one's mark
+  constexpr int64_t kBytes = Tile::kStages * static_cast<int64_t>(sizeof(Stage<Tile>)) + kReserved;
+  const int64_t fitting = gpu.shared_bytes / kBytes;
+  return fitting < 1 ? 1 : least(fitting, Tile::kResident);
+}
+
+// Into how many parts to split the segments: as long as that makes the whole at least an eighth
+// faster, counted in rounds of as many parts as the GPU computes at once.
+inline int choose_splits(int64_t tiles, int64_t segments, int64_t at_once) {
+  int64_t splits = 1;
+  for (int64_t more = 2; more <= segments; more *= 2) {
+    const int64_t rounds = divide_up(tiles * splits, at_once);
+    const int64_t rounds_of_more = divide_up(tiles * more, at_once);
+    if (8 * rounds_of_more * splits < 7 * rounds * more) splits = more;
+  }
+  return static_cast<int>(splits);
+}
+
+// Parts of the workspace, one behind the other.
+struct ProductPlan {
+  int splits;
+  int64_t blocks;  // of threads
+  int64_t digits_bytes;
+  int64_t counters;  // int32
+  int64_t partials;  // float
+  int64_t pending;   // float
+
+  int64_t bytes() const { return digits_bytes + 4 * (counters + partials + pending); }
+};
+
+constexpr int64_t aligned(int64_t count, int64_t to) { return divide_up(count, to) * to; }
+
+template <class Tile>
+ProductPlan plan_of(const ProductShape& shape, int64_t rows, const Multiprocessors& gpu) {
+  constexpr int64_t kFour = 4;  // numbers in 16 bytes
+  const int64_t tiles = TileGrid<Tile>(shape, rows).tiles;
+  const int64_t at_once = gpu.count * resident_blocks<Tile>(gpu);
+  ProductPlan plan{};
+  plan.splits = gpu.splits > 0 ? static_cast<int>(least(gpu.splits, shape.segments))
+                               : choose_splits(tiles, shape.segments, at_once);
+  plan.blocks = least(tiles * plan.splits, at_once);
+  plan.digits_bytes = RowTiles(shape, rows).bytes();
+  plan.counters = plan.splits > 1 ? aligned(tiles, kFour) : 0;
+  plan.partials = plan.splits > 1 ? aligned(plan.splits * rows * shape.outputs, kFour) : 0;
+  const bool is_pending = shape.segments > plan.splits;
+  plan.pending = is_pending ? plan.blocks * kPendingLevels * Tile::kSums * Tile::kThreads : 0;
+  return plan;
+}
+
+inline int64_t product_workspace(const ProductShape& shape, int64_t rows,
+                                 const Multiprocessors& gpu) {
+  return with_tile(rows, [&](auto tile) {
+    return plan_of<decltype(tile)>(shape, rows, gpu).bytes();
+  });
+}
+
+// --- launches --------------------------------------------------------------------------------------
+template <typename Number>
+RowsOf<Number> rows_of(const ProductRows& x) {
+  return {static_cast<const Number*>(x.data), x.stride, x.rows, x.equalised};
+}
+
+inline cudaError_t quantise(const ProductShape& shape, const ProductRows& x, uint8_t* digits,
+                            int32_t* counters, int64_t num_counters, cudaStream_t stream) {
+  switch (x.format) {
+    case Format::kFloat16:
+      return quantise_rows(shape, rows_of<Float16>(x), digits, counters, num_counters, stream);
+    case Format::kBfloat16:
+      return quantise_rows(shape, rows_of<Bfloat16>(x), digits, counters, num_counters, stream);
+    default:
+      return quantise_rows(shape, rows_of<float>(x), digits, counters, num_counters, stream);
+  }
+}
+
+template <class Tile>
+cudaError_t multiply(const ProductShape& shape, const ProductRows& x, const uint8_t* packed,
+                     uint8_t* workspace, const ProductResult& result, const Multiprocessors& gpu,
+                     cudaStream_t stream) {
+  const ProductPlan plan = plan_of<Tile>(shape, x.rows, gpu);
+  auto* counters = reinterpret_cast<int32_t*>(workspace + plan.digits_bytes);
+  auto* partials = reinterpret_cast<float*>(counters + plan.counters);
+  const cudaError_t error = quantise(shape, x, workspace, counters, plan.counters, stream);
+  if (error != cudaSuccess) return error;
+  const ProductWork work{shape,    x.rows,   packed, workspace, plan.splits,
+                         partials, counters, partials + plan.partials, result};
+  return launch(dim3(static_cast<unsigned int>(plan.blocks)), dim3(Tile::kThreads),
+                Tile::kStages * sizeof(Stage<Tile>), stream, multiply_rows_kernel<Tile>, work);
+}
+
+inline cudaError_t multiply_rows(const ProductShape& shape, const ProductRows& x,
+                                 const uint8_t* packed, uint8_t* workspace,
+                                 const ProductResult& result, const Multiprocessors& gpu,
+                                 cudaStream_t stream) {
+  return with_tile(x.rows, [&](auto tile) {
+    return multiply<decltype(tile)>(shape, x, packed, workspace, result, gpu, stream);
+  });
+}
+
+}  // namespace vllm_fork
