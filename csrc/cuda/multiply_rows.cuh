@@ -47,12 +47,19 @@ struct Stage {
   uint8_t weight_exponents[Tile::kAllPanels][kOutputs];
 };
 
+// What all blocks of threads are given; the host has made the divisions.
 struct ProductWork {
-  ProductShape shape;
+  StepCounts counts;
+  WeightTiles weight_tiles;
+  RowTiles row_tiles;
   int64_t rows;
-  const uint8_t* weight;  // see WeightTiles
-  const uint8_t* digits;  // see RowTiles
-  int splits;             // of the segments; divides them
+  int64_t outputs;
+  int tiles;       // see TileGrid
+  int tile_rows;   // likewise
+  int splits;      // of the segments; divides them
+  int part_segments;
+  const uint8_t* weight;
+  const uint8_t* digits;
   float* partials;        // [splits, rows, outputs]; not used if splits is 1
   int32_t* counters;      // zeros, one for each tile; not used if splits is 1
   float* pending;         // see PendingSums; not used if each part has one segment
@@ -63,27 +70,27 @@ struct ProductWork {
 // from memory once.
 template <class Tile>
 struct TileGrid {
-  int64_t row_tiles;
+  int64_t rows;  // of tiles
   int64_t tiles;
 
-  VLLM_FORK_INLINE TileGrid(const ProductShape& shape, int64_t rows)
-      : row_tiles(divide_up(rows, Tile::kAllRowTiles * kRowsOfTile)),
-        tiles(row_tiles * divide_up(shape.outputs, Tile::kAllPanels * kOutputs)) {}
+  TileGrid(const ProductShape& shape, int64_t num_rows)
+      : rows(divide_up(num_rows, Tile::kAllRowTiles * kRowsOfTile)),
+        tiles(rows * divide_up(shape.outputs, Tile::kAllPanels * kOutputs)) {}
 };
 
 // One of the parts of a product that blocks of threads take: a tile, and of which segments.
 template <class Tile>
 struct TilePlace {
-  int64_t tile;
-  int64_t row_tile;  // the first
-  int64_t panel;     // the first
+  int tile;
+  int row_tile;  // the first
+  int panel;     // the first
   int split;
 
-  __device__ __forceinline__ TilePlace(const TileGrid<Tile>& grid, int64_t part)
-      : tile(part % grid.tiles),
-        row_tile(tile % grid.row_tiles * Tile::kAllRowTiles),
-        panel(tile / grid.row_tiles * Tile::kAllPanels),
-        split(static_cast<int>(part / grid.tiles)) {}
+  __device__ __forceinline__ TilePlace(const ProductWork& work, int part)
+      : tile(part % work.tiles),
+        row_tile(tile % work.tile_rows * Tile::kAllRowTiles),
+        panel(tile / work.tile_rows * Tile::kAllPanels),
+        split(part / work.tiles) {}
 };
 
 // A walk over the steps of some segments, a chunk at a time. No chunk has steps of two blocks.
@@ -186,6 +193,9 @@ struct TileSource {
   RowsOfPieces<Tile::kThreads, Tile::kAllPanels, 1> exponents;
   RowsOfPieces<Tile::kThreads, Tile::kAllRowTiles, kPieces> rows;
   RowsOfPieces<Tile::kThreads, Tile::kAllRowTiles, kScalePieces> scales;
+
+  __device__ __forceinline__ TileSource(const ProductWork& work, const TilePlace<Tile>& place)
+      : TileSource(work, work.weight_tiles, work.row_tiles, place) {}
 
   __device__ __forceinline__ TileSource(const ProductWork& work, const WeightTiles& weight,
                                         const RowTiles& digits, const TilePlace<Tile>& place)
@@ -377,12 +387,12 @@ __device__ __forceinline__ void for_each_result(const ProductWork& work,
   constexpr int kResults = Tile::kAllRowTiles * kRowsOfTile * kOutputsOfTile;
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); i < kResults; i += Tile::kThreads) {
-    const int64_t row = place.row_tile * kRowsOfTile + i / kOutputsOfTile;
-    const int64_t output = place.panel * kOutputs + i % kOutputsOfTile;
+    const int64_t row = int64_t{place.row_tile} * kRowsOfTile + i / kOutputsOfTile;
+    const int64_t output = int64_t{place.panel} * kOutputs + i % kOutputsOfTile;
     if (row >= work.rows) return;
-    if (output >= work.shape.outputs) continue;
+    if (output >= work.outputs) continue;
     const float sum = tile.values[i / kOutputsOfTile][i % kOutputsOfTile];
-    action(row * work.shape.outputs + output, output, sum);
+    action(row * work.outputs + output, output, sum);
   }
 }
 
@@ -391,7 +401,7 @@ template <class Tile>
 __device__ __forceinline__ void write_partials(const ProductWork& work,
                                                const TilePlace<Tile>& place,
                                                const TileSums<Tile>& tile) {
-  const int64_t size = work.rows * work.shape.outputs;
+  const int64_t size = work.rows * work.outputs;
   for_each_result(work, place, tile, [&](int64_t index, int64_t, float sum) {
     work.partials[place.split * size + index] = sum;
   });
@@ -416,9 +426,9 @@ __device__ __forceinline__ void multiply_part(const ProductWork& work,
                                               const TilePlace<Tile>& place, Stage<Tile>* stages) {
   using Cursor = ChunkCursor<Tile::kChunkSteps>;
   const WarpPlace<Tile> warp;
-  const StepCounts counts(work.shape);
-  const TileSource<Tile> source(work, WeightTiles(work.shape), RowTiles(work.shape, work.rows), place);
-  const int segments = counts.segments / work.splits;
+  const StepCounts counts = work.counts;
+  const TileSource<Tile> source(work, place);
+  const int segments = work.part_segments;
   const int chunks = segments * chunks_of_segment<Tile::kChunkSteps>(counts);
   Cursor ahead(counts, place.split * segments);
   Cursor at = ahead;
@@ -437,12 +447,12 @@ __device__ __forceinline__ void multiply_part(const ProductWork& work,
   tree.clear();
   int segment = 0;
   int stage = 0;
-  int free_stage = Tile::kStages - 1;
   for (int chunk = 0; chunk < chunks; ++chunk) {
     wait_for_copies<Tile::kStages - 2>();
     __syncthreads();  // the chunk is there for all threads, and none reads the one before any more
     if (chunk + Tile::kStages - 1 < chunks) {
-      source.copy(ahead, counts, stages[free_stage]);
+      const int before = stage == 0 ? Tile::kStages - 1 : stage - 1;
+      source.copy(ahead, counts, stages[before]);
       ahead.advance(counts);
     }
     commit_copies();
@@ -458,7 +468,6 @@ __device__ __forceinline__ void multiply_part(const ProductWork& work,
       tree.end_segment(segment++, segments, PendingSums<Tile>(work.pending));
     }
     at.advance(counts);
-    free_stage = stage;
     stage = stage + 1 == Tile::kStages ? 0 : stage + 1;
   }
   __syncthreads();  // the stages are free
@@ -474,9 +483,9 @@ __device__ __forceinline__ void multiply_part(const ProductWork& work,
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
     multiply_rows_kernel(ProductWork work) {
-  const TileGrid<Tile> grid(work.shape, work.rows);
-  for (int64_t part = blockIdx.x; part < grid.tiles * work.splits; part += gridDim.x) {
-    multiply_part(work, TilePlace<Tile>(grid, part), dynamic_shared<Stage<Tile>>());
+  const int blocks = static_cast<int>(gridDim.x);
+  for (int part = static_cast<int>(blockIdx.x); part < work.tiles * work.splits; part += blocks) {
+    multiply_part(work, TilePlace<Tile>(work, part), dynamic_shared<Stage<Tile>>());
     __syncthreads();  // before shared memory is written anew
   }
 }

@@ -14,7 +14,7 @@ using TileOf8 = TileShape<4, 1, 1, 1, 4, 3, 4>;
 using TileOf16 = TileShape<4, 1, 1, 2, 4, 3, 3>;
 using TileOf32 = TileShape<4, 1, 1, 4, 4, 3, 3>;
 using TileOf64 = TileShape<2, 2, 2, 4, 4, 3, 2>;
-using TileOfMany = TileShape<4, 2, 2, 4, 2, 4, 1>;
+using TileOfMany = TileShape<4, 2, 2, 6, 2, 3, 1>;
 
 // Calls function(a TileShape) and returns what it does.
 template <typename Function>
@@ -113,8 +113,24 @@ cudaError_t multiply(const ProductShape& shape, const ProductRows& x, const uint
   auto* partials = reinterpret_cast<float*>(counters + plan.counters);
   const cudaError_t error = quantise(shape, x, workspace, counters, plan.counters, stream);
   if (error != cudaSuccess) return error;
-  const ProductWork work{shape,    x.rows,   packed, workspace, plan.splits,
-                         partials, counters, partials + plan.partials, result};
+  const TileGrid<Tile> grid(shape, x.rows);
+  const ProductWork work{
+      StepCounts(shape),
+      WeightTiles(shape),
+      RowTiles(shape, x.rows),
+      x.rows,
+      shape.outputs,
+      static_cast<int>(grid.tiles),
+      static_cast<int>(grid.rows),
+      plan.splits,
+      static_cast<int>(shape.segments) / plan.splits,
+      packed,
+      workspace,
+      partials,
+      counters,
+      partials + plan.partials,
+      result,
+  };
   return launch(dim3(static_cast<unsigned int>(plan.blocks)), dim3(Tile::kThreads),
                 Tile::kStages * sizeof(Stage<Tile>), stream, multiply_rows_kernel<Tile>, work);
 }

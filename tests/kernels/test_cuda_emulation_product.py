@@ -44,7 +44,7 @@ def test_bits(case: Case, splits: int, gpu: EmulatedProduct) -> None:
 
 def test_every_number_of_rows(gpu: EmulatedProduct) -> None:
     """All tiles, whole and in part."""
-    case = Case(80, 35, 296, kind="outliers", has_bias=True)
+    case = Case(100, 35, 296, kind="outliers", has_bias=True)
     on_cpu, on_gpu = packed_for_both(case, gpu)
     x, bias = case.make_x(), case.make_bias()
     whole = portable_product(x, on_cpu, bias)
