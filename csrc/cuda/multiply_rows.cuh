@@ -54,10 +54,11 @@ struct ProductWork {
   RowTiles row_tiles;
   int64_t rows;
   int64_t outputs;
-  int tiles;       // see TileGrid
-  int tile_rows;   // likewise
-  int splits;      // of the segments; divides them
-  int part_segments;
+  int tiles_over_rows;
+  int tiles_over_outputs;
+  int splits;         // of the segments; divides them
+  int part_segments;  // of each split
+  int parts;          // tiles times splits
   const uint8_t* weight;
   const uint8_t* digits;
   float* partials;        // [splits, rows, outputs]; not used if splits is 1
@@ -66,16 +67,20 @@ struct ProductWork {
   ProductResult result;
 };
 
-// The tiles of a product, those of the same outputs one after the other, so that the weight is read
-// from memory once.
+// The tiles of a product, in bands of so many tiles over rows as the GPU's cache keeps. In a band the
+// tiles of the same outputs come one after the other. So each weight is read once for a band.
+inline constexpr int kBand = 16;
+
 template <class Tile>
 struct TileGrid {
-  int64_t rows;  // of tiles
-  int64_t tiles;
+  int64_t over_rows;
+  int64_t over_outputs;
 
-  TileGrid(const ProductShape& shape, int64_t num_rows)
-      : rows(divide_up(num_rows, Tile::kAllRowTiles * kRowsOfTile)),
-        tiles(rows * divide_up(shape.outputs, Tile::kAllPanels * kOutputs)) {}
+  TileGrid(const ProductShape& shape, int64_t rows)
+      : over_rows(divide_up(rows, Tile::kAllRowTiles * kRowsOfTile)),
+        over_outputs(divide_up(shape.outputs, Tile::kAllPanels * kOutputs)) {}
+
+  int64_t tiles() const { return over_rows * over_outputs; }
 };
 
 // One of the parts of a product that blocks of threads take: a tile, and of which segments.
@@ -86,11 +91,17 @@ struct TilePlace {
   int panel;     // the first
   int split;
 
-  __device__ __forceinline__ TilePlace(const ProductWork& work, int part)
-      : tile(part % work.tiles),
-        row_tile(tile % work.tile_rows * Tile::kAllRowTiles),
-        panel(tile / work.tile_rows * Tile::kAllPanels),
-        split(part / work.tiles) {}
+  __device__ __forceinline__ TilePlace(const ProductWork& work, int part) {
+    const int tiles = work.tiles_over_rows * work.tiles_over_outputs;
+    tile = part % tiles;
+    split = part / tiles;
+    const int band = tile / (kBand * work.tiles_over_outputs);
+    const int of_band = tile % (kBand * work.tiles_over_outputs);
+    const int left = work.tiles_over_rows - band * kBand;
+    const int height = left < kBand ? left : kBand;
+    row_tile = (band * kBand + of_band % height) * Tile::kAllRowTiles;
+    panel = of_band / height * Tile::kAllPanels;
+  }
 };
 
 // A walk over the steps of some segments, a chunk at a time. No chunk has steps of two blocks.
@@ -484,7 +495,7 @@ template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
     multiply_rows_kernel(ProductWork work) {
   const int blocks = static_cast<int>(gridDim.x);
-  for (int part = static_cast<int>(blockIdx.x); part < work.tiles * work.splits; part += blocks) {
+  for (int part = static_cast<int>(blockIdx.x); part < work.parts; part += blocks) {
     multiply_part(work, TilePlace<Tile>(work, part), dynamic_shared<Stage<Tile>>());
     __syncthreads();  // before shared memory is written anew
   }

@@ -65,7 +65,7 @@ constexpr int64_t aligned(int64_t count, int64_t to) { return divide_up(count, t
 template <class Tile>
 ProductPlan plan_of(const ProductShape& shape, int64_t rows, const Multiprocessors& gpu) {
   constexpr int64_t kFour = 4;  // numbers in 16 bytes
-  const int64_t tiles = TileGrid<Tile>(shape, rows).tiles;
+  const int64_t tiles = TileGrid<Tile>(shape, rows).tiles();
   const int64_t at_once = gpu.count * resident_blocks<Tile>(gpu);
   ProductPlan plan{};
   plan.splits = gpu.splits > 0 ? static_cast<int>(least(gpu.splits, shape.segments))
@@ -120,10 +120,11 @@ cudaError_t multiply(const ProductShape& shape, const ProductRows& x, const uint
       RowTiles(shape, x.rows),
       x.rows,
       shape.outputs,
-      static_cast<int>(grid.tiles),
-      static_cast<int>(grid.rows),
+      static_cast<int>(grid.over_rows),
+      static_cast<int>(grid.over_outputs),
       plan.splits,
       static_cast<int>(shape.segments) / plan.splits,
+      static_cast<int>(grid.tiles()) * plan.splits,
       packed,
       workspace,
       partials,

@@ -62,6 +62,14 @@ def test_numbers_of_outputs(rows: int, outputs: int, gpu: EmulatedProduct) -> No
     assert_same(gpu.product(x, on_gpu), portable_product(x, on_cpu))
 
 
+def test_bands_of_rows(gpu: EmulatedProduct) -> None:
+    """More tiles over rows than are computed together."""
+    case = Case(1700, 140, 32)
+    on_cpu, on_gpu = packed_for_both(case, gpu)
+    x = case.make_x()
+    assert_same(gpu.product(x, on_gpu), portable_product(x, on_cpu))
+
+
 @pytest.mark.parametrize("rows", [2, 9, 30, 33, 70])
 @pytest.mark.parametrize("inputs", [521, 1034, 1060, 2600])
 def test_segments_split_between_blocks_of_threads(
