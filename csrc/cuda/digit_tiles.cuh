@@ -1,19 +1,19 @@
 // Where the digits of a packed weight and of rows of activations lie on a GPU.
 //
-// A tensor core's instruction m16n8k32 multiplies 16 outputs of a weight with 8 rows in a step of 32
-// input channels. Digits lie in tiles of a step, in the order in which the 32 lanes of a warp take
-// them: 16 bytes a lane in one load, and a warp's one after the other.
+// A tensor core multiplies 16 outputs of a weight with 8 rows in a step of 32 input channels. Digits
+// lie in tiles of a step, in the order in which its instructions take them.
 //
-// Lane 4 g + t of a step has the channels 8 t .. 8 t + 7. Of a weight's tile these are
+// Of a weight, lane 4 g + q of a warp takes four words of four channels: channels 4 q .. 4 q + 3 of
+// output g and of output g + 8, then those 16 further on, likewise. So a tile is
 //
-//   int8 [2 digits, 32 lanes, 2, 8]    of output g, and of output g + 8
+//   int8 [2 digits, 32 lanes, 2 halves of the step, 2, 4]
 //
-// and of a tile of rows
+// which a warp loads with 16 bytes a lane, one after the other. A tile of rows is four matrices of 16
+// channels of 8 rows, as ldmatrix takes them and warpgroups find them in shared memory:
 //
-//   int8 [32 lanes, 2 digits, 8]       of row g
+//   int8 [2 digits, 2 halves of the step, 8 rows, 16]
 //
-// The instruction's own order of channels is another one; since weight and rows are permuted alike,
-// its sums are the same integers. Blocks are filled up with zeros to whole steps.
+// Blocks are filled up with zeros to whole steps.
 //
 // A packed weight is its tiles, uint8 [panels, steps, kWeightTile], and behind them the biased
 // exponents of 2^(8 + e), uint8 [panels, blocks, kPanel]. It is as large as the CPU's, 16 bits a
@@ -32,10 +32,11 @@ inline constexpr int kStepsOfBlock = static_cast<int>(kBlock) / kStep;
 inline constexpr int kOctet = 8;                                // input channels of a lane
 inline constexpr int kOctetsOfStep = kStep / kOctet;
 inline constexpr int kRowsOfTile = 8;
-inline constexpr int kWeightTile = 2 * kWarp * 2 * kOctet;      // bytes
-inline constexpr int kRowTile = kWarp * 2 * kOctet;             // bytes
+inline constexpr int kHalf = kStep / 2;                         // of a step's input channels
+inline constexpr int kWeightTile = 2 * 16 * kStep;              // bytes
+inline constexpr int kRowTile = 2 * kRowsOfTile * kStep;        // bytes
 inline constexpr int kOutputs = static_cast<int>(kPanel);       // of a tile of a weight
-static_assert(kOutputs == 16 && kOctetsOfStep * kRowsOfTile == kWarp);
+static_assert(kOutputs == 16 && kOctetsOfStep == 4);
 
 // A shape in steps. A segment's blocks have kStepsOfBlock steps each, its last has `last_steps`.
 struct StepCounts {
@@ -93,11 +94,12 @@ struct WeightTiles {
     return (panel * steps + step) * kWeightTile;
   }
 
-  // Eight channels of an output of a panel: octet t of a step has channels 8 t and on.
-  VLLM_FORK_INLINE int64_t octet_at(int64_t panel, int64_t step, int digit, int octet,
-                                    int output) const {
-    const int lane = output % 8 * kOctetsOfStep + octet;
-    return tile_at(panel, step) + ((digit * kWarp + lane) * 2 + output / 8) * kOctet;
+  // Four channels of an output of a panel, from `channel` of the step on.
+  VLLM_FORK_INLINE int64_t word_at(int64_t panel, int64_t step, int digit, int channel,
+                                   int output) const {
+    const int lane = output % 8 * 4 + channel % kHalf / 4;
+    const int word = channel / kHalf * 2 + output / 8;
+    return tile_at(panel, step) + ((digit * kWarp + lane) * 4 + word) * 4;
   }
 
   VLLM_FORK_INLINE int64_t exponents_at(int64_t panel, int64_t block) const {
@@ -124,10 +126,11 @@ struct RowTiles {
     return (tile * steps + step) * kRowTile;
   }
 
-  // Both digits of eight channels of a row.
-  VLLM_FORK_INLINE int64_t octet_at(int64_t row, int64_t step, int octet) const {
-    const int lane = static_cast<int>(row % kRowsOfTile) * kOctetsOfStep + octet;
-    return tile_at(row / kRowsOfTile, step) + lane * 2 * kOctet;
+  // Eight channels of a row: octet i of a step has channels 8 i and on.
+  VLLM_FORK_INLINE int64_t octet_at(int64_t row, int64_t step, int digit, int octet) const {
+    const int matrix = digit * 2 + octet / 2;
+    const int line = matrix * kRowsOfTile + static_cast<int>(row % kRowsOfTile);
+    return tile_at(row / kRowsOfTile, step) + line * kHalf + octet % 2 * kOctet;
   }
 
   VLLM_FORK_INLINE int64_t scales_at(int64_t tile, int64_t block) const {

@@ -14,6 +14,7 @@
 #include "copy_async.cuh"
 #include "device.cuh"
 #include "digit_tiles.cuh"
+#include "load_matrices.cuh"
 #include "matrix_instructions.cuh"
 #include "octets.cuh"
 #include "product_result.cuh"
@@ -296,21 +297,21 @@ struct BlockSums {
     }
 #pragma unroll
     for (int t = 0; t < Tile::kRowTiles; ++t) {
-      const Words4 row = stage.rows[warp.row_tile + t][step][warp.lane];
+      uint32_t row[4];
+      load_matrices(row, &stage.rows[warp.row_tile + t][step][warp.lane]);
 #pragma unroll
-      for (int p = 0; p < Tile::kPanels; ++p) add(high[p][t], weight[p][0], row.words);
+      for (int p = 0; p < Tile::kPanels; ++p) add(high[p][t], weight[p][0], row);
 #pragma unroll
-      for (int p = 0; p < Tile::kPanels; ++p) add(mixed[p][t], weight[p][1], row.words);
+      for (int p = 0; p < Tile::kPanels; ++p) add(mixed[p][t], weight[p][1], row);
 #pragma unroll
-      for (int p = 0; p < Tile::kPanels; ++p) add(mixed[p][t], weight[p][0], row.words + 2);
+      for (int p = 0; p < Tile::kPanels; ++p) add(mixed[p][t], weight[p][0], row + 2);
     }
   }
 
-  // A lane's eight channels of an output are two of the instruction's words, which are 16 apart.
   static __device__ __forceinline__ void add(int32_t (&sums)[4], const Words4& weight,
                                              const uint32_t* row) {
     const uint32_t* w = weight.words;
-    multiply_add(sums, Fragments{{w[0], w[2], w[1], w[3]}, {row[0], row[1]}});
+    multiply_add(sums, Fragments{{w[0], w[1], w[2], w[3]}, {row[0], row[1]}});
   }
 };
 

@@ -61,8 +61,8 @@ __device__ __forceinline__ uint32_t greatest_of_warp(uint32_t number) {
 
 // Both digits of a lane's eight channels, and the exponent of the warp's whole block.
 struct OctetDigits {
-  uint32_t high[2];
-  uint32_t low[2];
+  Words2 high;
+  Words2 low;
   int exponent;
 };
 
@@ -83,8 +83,8 @@ __device__ __forceinline__ OctetDigits split_octet(const float (&values)[kOctet]
   for (int i = 0; i < kOctet; ++i) {
     const int32_t rounded = round_to_integer(values[i] * scale);
     const int32_t v = kBreakTies ? break_tie(rounded) : rounded;
-    digits.high[i / 4] |= (static_cast<uint32_t>(upper_digit(v)) & 255) << (i % 4 * 8);
-    digits.low[i / 4] |= (static_cast<uint32_t>(lower_digit(v)) & 255) << (i % 4 * 8);
+    digits.high.words[i / 4] |= (static_cast<uint32_t>(upper_digit(v)) & 255) << (i % 4 * 8);
+    digits.low.words[i / 4] |= (static_cast<uint32_t>(lower_digit(v)) & 255) << (i % 4 * 8);
   }
   return digits;
 }

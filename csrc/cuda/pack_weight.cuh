@@ -32,10 +32,11 @@ struct OutputBlock {
 
   __device__ __forceinline__ int64_t channel() const { return place.channel + octet * kOctet; }
 
-  // Of the lane's octet of the high or low digits; only if the block has that step.
-  __device__ __forceinline__ int64_t digits_at(const WeightTiles& tiles, int digit) const {
-    return tiles.octet_at(output / kPanel, place.step + octet / kOctetsOfStep, digit,
-                          octet % kOctetsOfStep, static_cast<int>(output % kPanel));
+  // Of four of the lane's eight digits, the first or the last; only if the block has that step.
+  __device__ __forceinline__ int64_t word_at(const WeightTiles& tiles, int digit, int word) const {
+    const int channel = octet % kOctetsOfStep * kOctet + word * 4;
+    return tiles.word_at(output / kPanel, place.step + octet / kOctetsOfStep, digit, channel,
+                         static_cast<int>(output % kPanel));
   }
   __device__ __forceinline__ bool has_step() const { return octet / kOctetsOfStep < place.steps; }
 
@@ -63,11 +64,12 @@ __global__ void __launch_bounds__(kPackWarps* kWarp)
     equalise<1>(equalised, block.channel(), block.channels, values);
   }
   const OctetDigits digits = split_octet<false>(values, kLeastWeightExponent);
-  if (block.has_step()) {
-    *reinterpret_cast<Words2*>(packed + block.digits_at(tiles, 0)) =
-        Words2{{digits.high[0], digits.high[1]}};
-    *reinterpret_cast<Words2*>(packed + block.digits_at(tiles, 1)) =
-        Words2{{digits.low[0], digits.low[1]}};
+  for (int word = 0; word < 2 && block.has_step(); ++word) {
+    const auto target = [&](int digit) {
+      return reinterpret_cast<uint32_t*>(packed + block.word_at(tiles, digit, word));
+    };
+    *target(0) = digits.high.words[word];
+    *target(1) = digits.low.words[word];
   }
   if (block.lane != 0) return;
   const int32_t word = block_word(digits.exponent, 0, 0);
@@ -84,13 +86,12 @@ __global__ void __launch_bounds__(kPackWarps* kWarp)
   const OutputBlock block(shape, StepCounts(shape), warp_of_grid());
   if (block.output >= shape.outputs) return;
   const int32_t exponent = packed[block.exponent_at(tiles)];
-  const auto* high = reinterpret_cast<const int8_t*>(packed + block.digits_at(tiles, 0));
-  const auto* low = reinterpret_cast<const int8_t*>(packed + block.digits_at(tiles, 1));
   float* target = weight + block.output * shape.inputs + block.channel();
   for (int i = 0; i < kOctet && i < block.channels; ++i) {
+    const int high = static_cast<int8_t>(packed[block.word_at(tiles, 0, i / 4) + i % 4]);
+    const int low = static_cast<int8_t>(packed[block.word_at(tiles, 1, i / 4) + i % 4]);
     const int own = equalised ? equalised[block.channel() + i] : 0;
-    const auto v = static_cast<float>(256 * high[i] + low[i]);
-    target[i] = v * power_of_two(exponent - 127 - 8 - own);
+    target[i] = static_cast<float>(256 * high + low) * power_of_two(exponent - 127 - 8 - own);
   }
 }
 

@@ -20,9 +20,11 @@ __device__ __forceinline__ void write_row_block(const RowTiles& layout, uint8_t*
   const OctetDigits digits = split_octet<true>(values, kLeastRowExponent);
   const int step = lane / kOctetsOfStep;
   if (step < place.steps) {
-    const int64_t at = layout.octet_at(row, place.step + step, lane % kOctetsOfStep);
-    *reinterpret_cast<Words4*>(tiles + at) =
-        Words4{{digits.high[0], digits.high[1], digits.low[0], digits.low[1]}};
+    const int octet = lane % kOctetsOfStep;
+    *reinterpret_cast<Words2*>(tiles + layout.octet_at(row, place.step + step, 0, octet)) =
+        digits.high;
+    *reinterpret_cast<Words2*>(tiles + layout.octet_at(row, place.step + step, 1, octet)) =
+        digits.low;
   }
   if (lane == 0) {
     *reinterpret_cast<float*>(tiles + layout.scale_at(row, place.block)) =
