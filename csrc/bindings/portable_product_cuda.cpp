@@ -30,14 +30,21 @@ cudaStream_t current_stream(const Tensor& tensor) {
   return static_cast<cudaStream_t>(stream);
 }
 
+int64_t attribute(cudaDeviceAttr name, int device) {
+  int value = 0;
+  STD_CUDA_CHECK(cudaDeviceGetAttribute(&value, name, device));
+  return value;
+}
+
 Multiprocessors multiprocessors_of(const Tensor& tensor) {
-  int count = 0;
-  int shared_bytes = 0;
   const int device = tensor.get_device_index();
-  STD_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  STD_CUDA_CHECK(cudaDeviceGetAttribute(&shared_bytes,
-                                        cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
-  return {count, shared_bytes, 0};
+  const int64_t major = attribute(cudaDevAttrComputeCapabilityMajor, device);
+  return {
+      .count = attribute(cudaDevAttrMultiProcessorCount, device),
+      .shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device),
+      .has_warpgroups = major == 9,
+      .splits = 0,
+  };
 }
 
 Tensor on_cpu(const Tensor& tensor) { return torch::stable::to(tensor, Device(DeviceType::CPU)); }

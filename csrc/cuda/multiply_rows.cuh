@@ -19,12 +19,13 @@
 #include "octets.cuh"
 #include "product_result.cuh"
 #include "tickets.cuh"
+#include "warpgroup_instructions.cuh"
 
 namespace vllm_fork {
 
 // How a block of threads shares out a tile, and how it comes to shared memory.
 template <int kOutputWarps_, int kRowWarps_, int kPanels_, int kRowTiles_, int kChunkSteps_,
-          int kStages_, int kResident_>
+          int kStages_, int kResident_, bool kByWarpgroup_ = false>
 struct TileShape {
   static constexpr int kOutputWarps = kOutputWarps_;  // side by side over outputs
   static constexpr int kRowWarps = kRowWarps_;        // and over rows
@@ -33,6 +34,7 @@ struct TileShape {
   static constexpr int kChunkSteps = kChunkSteps_;    // that are copied at once
   static constexpr int kStages = kStages_;            // chunks in shared memory
   static constexpr int kResident = kResident_;        // blocks a multiprocessor has registers for
+  static constexpr bool kByWarpgroup = kByWarpgroup_;  // whether four warps multiply together
   static constexpr int kAllPanels = kOutputWarps * kPanels;
   static constexpr int kAllRowTiles = kRowWarps * kRowTiles;
   static constexpr int kThreads = kOutputWarps * kRowWarps * kWarp;
@@ -287,6 +289,51 @@ struct BlockSums {
     });
   }
 
+  __device__ __forceinline__ void add_chunk(const Stage<Tile>& stage,
+                                            const WarpPlace<Tile>& warp) {
+    if constexpr (Tile::kByWarpgroup) {
+      add_by_warpgroup(stage, warp);
+    } else {
+#pragma unroll
+      for (int step = 0; step < Tile::kChunkSteps; ++step) add_step(stage, warp, step);
+    }
+  }
+
+  // The digits of rows stay in shared memory.
+  __device__ __forceinline__ void add_by_warpgroup(const Stage<Tile>& stage,
+                                                   const WarpPlace<Tile>& warp) {
+    static_assert(Tile::kRowWarps == 1 && Tile::kPanels == 1 && Tile::kOutputWarps % 4 == 0);
+    uint32_t weight[Tile::kChunkSteps][kDigits][4];
+#pragma unroll
+    for (int step = 0; step < Tile::kChunkSteps; ++step) {
+#pragma unroll
+      for (int digit = 0; digit < kDigits; ++digit) {
+        const Words4 own = stage.weights[warp.panel][step][digit][warp.lane];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) weight[step][digit][i] = own.words[i];
+      }
+    }
+    hold_sums();
+    begin_products();
+#pragma unroll
+    for (int step = 0; step < Tile::kChunkSteps; ++step) {
+      const uint64_t highs = row_matrices_at(&stage.rows[0][step][0], sizeof stage.rows[0]);
+      const uint64_t lows = row_matrices_at(&stage.rows[0][step][kWarp / 2], sizeof stage.rows[0]);
+      multiply_add(high[0], weight[step][0], highs);
+      multiply_add(mixed[0], weight[step][1], highs);
+      multiply_add(mixed[0], weight[step][0], lows);
+    }
+    wait_for_products();
+    hold_sums();
+  }
+
+  __device__ __forceinline__ void hold_sums() {
+    for_each_sum<Tile>([&](int p, int t, int i) {
+      hold(high[p][t][i]);
+      hold(mixed[p][t][i]);
+    });
+  }
+
   __device__ __forceinline__ void add_step(const Stage<Tile>& stage, const WarpPlace<Tile>& warp,
                                            int step) {
     Words4 weight[Tile::kPanels][kDigits];
@@ -461,6 +508,7 @@ __device__ __forceinline__ void multiply_part(const ProductWork& work,
   int stage = 0;
   for (int chunk = 0; chunk < chunks; ++chunk) {
     wait_for_copies<Tile::kStages - 2>();
+    if constexpr (Tile::kByWarpgroup) show_copies();
     __syncthreads();  // the chunk is there for all threads, and none reads the one before any more
     if (chunk + Tile::kStages - 1 < chunks) {
       const int before = stage == 0 ? Tile::kStages - 1 : stage - 1;
@@ -468,10 +516,7 @@ __device__ __forceinline__ void multiply_part(const ProductWork& work,
       ahead.advance(counts);
     }
     commit_copies();
-#pragma unroll
-    for (int step = 0; step < Tile::kChunkSteps; ++step) {
-      block.add_step(stages[stage], warp, step);
-    }
+    block.add_chunk(stages[stage], warp);
     if (at.ends_block(counts)) {
       tree.add_block(block, stages[stage], warp);
       block.clear();
@@ -495,10 +540,14 @@ __device__ __forceinline__ void multiply_part(const ProductWork& work,
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
     multiply_rows_kernel(ProductWork work) {
-  const int blocks = static_cast<int>(gridDim.x);
-  for (int part = static_cast<int>(blockIdx.x); part < work.parts; part += blocks) {
-    multiply_part(work, TilePlace<Tile>(work, part), dynamic_shared<Stage<Tile>>());
-    __syncthreads();  // before shared memory is written anew
+  if constexpr (Tile::kByWarpgroup && !kHasWarpgroups) {
+    stop_kernel();
+  } else {
+    const int blocks = static_cast<int>(gridDim.x);
+    for (int part = static_cast<int>(blockIdx.x); part < work.parts; part += blocks) {
+      multiply_part(work, TilePlace<Tile>(work, part), dynamic_shared<Stage<Tile>>());
+      __syncthreads();  // before shared memory is written anew
+    }
   }
 }
 

@@ -15,14 +15,16 @@ using TileOf16 = TileShape<4, 1, 1, 2, 4, 3, 3>;
 using TileOf32 = TileShape<4, 1, 1, 4, 4, 3, 3>;
 using TileOf64 = TileShape<2, 2, 2, 4, 4, 3, 2>;
 using TileOfMany = TileShape<4, 2, 2, 6, 2, 3, 1>;
+using TileOfManyOnHopper = TileShape<8, 1, 1, kWarpgroupTiles, 2, 3, 1, true>;
 
 // Calls function(a TileShape) and returns what it does.
 template <typename Function>
-auto with_tile(int64_t rows, const Function& function) {
+auto with_tile(int64_t rows, const Multiprocessors& gpu, const Function& function) {
   if (rows <= 8) return function(TileOf8());
   if (rows <= 16) return function(TileOf16());
   if (rows <= 32) return function(TileOf32());
   if (rows <= 64) return function(TileOf64());
+  if (gpu.has_warpgroups) return function(TileOfManyOnHopper());
   return function(TileOfMany());
 }
 
@@ -81,7 +83,7 @@ ProductPlan plan_of(const ProductShape& shape, int64_t rows, const Multiprocesso
 
 inline int64_t product_workspace(const ProductShape& shape, int64_t rows,
                                  const Multiprocessors& gpu) {
-  return with_tile(rows, [&](auto tile) {
+  return with_tile(rows, gpu, [&](auto tile) {
     return plan_of<decltype(tile)>(shape, rows, gpu).bytes();
   });
 }
@@ -140,7 +142,7 @@ inline cudaError_t multiply_rows(const ProductShape& shape, const ProductRows& x
                                  const uint8_t* packed, uint8_t* workspace,
                                  const ProductResult& result, const Multiprocessors& gpu,
                                  cudaStream_t stream) {
-  return with_tile(x.rows, [&](auto tile) {
+  return with_tile(x.rows, gpu, [&](auto tile) {
     return multiply<decltype(tile)>(shape, x, packed, workspace, result, gpu, stream);
   });
 }

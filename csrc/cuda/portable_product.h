@@ -14,6 +14,7 @@ namespace vllm_fork {
 struct Multiprocessors {
   int64_t count;
   int64_t shared_bytes;  // of each
+  bool has_warpgroups;   // whether they have Hopper's instructions (sm_90a)
   int64_t splits;        // of the segments, at most; 0 to choose
 };
 

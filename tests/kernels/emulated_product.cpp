@@ -27,20 +27,20 @@ int64_t packed_bytes(int64_t outputs, int64_t inputs, int64_t segments) {
 }
 
 int64_t workspace_bytes(int64_t outputs, int64_t inputs, int64_t segments, int64_t rows,
-                        int64_t processors, int64_t splits) {
+                        int64_t processors, bool is_hopper, int64_t splits) {
   return product_workspace_bytes({outputs, inputs, segments}, rows,
-                                 {processors, emulation::kMostSharedBytes, splits});
+                                 {processors, emulation::kMostSharedBytes, is_hopper, splits});
 }
 
 bool product(int64_t outputs, int64_t inputs, int64_t segments, int64_t rows, int64_t processors,
-             int64_t splits, uint64_t seed, const void* x, int64_t stride, int64_t x_format,
+             bool is_hopper, int64_t splits, uint64_t seed, const void* x, int64_t stride, int64_t x_format,
              const uint8_t* packed, const int8_t* exponents, const void* bias, int64_t bias_format,
              void* result, int64_t result_format, uint8_t* workspace) {
   begin(seed);
   return is_good(launch_portable_product(
       {outputs, inputs, segments}, {x, stride, rows, format_numbered(x_format), exponents}, packed,
       workspace, {result, format_numbered(result_format), bias, format_numbered(bias_format)},
-      {processors, emulation::kMostSharedBytes, splits}, nullptr));
+      {processors, emulation::kMostSharedBytes, is_hopper, splits}, nullptr));
 }
 
 bool sum(int64_t parts, int64_t rows, int64_t outputs, const float* partials, const void* bias,

@@ -71,6 +71,7 @@ class EmulatedProduct:
         dtype: torch.dtype | None = None,
         *,
         processors: int = 2,
+        is_hopper: bool = False,
         splits: int = 0,
         seed: int = 1,
     ) -> torch.Tensor:
@@ -82,11 +83,12 @@ class EmulatedProduct:
             bias: or None.
             dtype: of the result, that of `x` if None.
             processors: multiprocessors of the GPU.
+            is_hopper: whether they have Hopper's instructions.
             splits: blocks of threads that share the segments of an output; 0 to choose.
             seed: of the order in which threads run.
         """
         result, check_result = _guarded(len(x) * weight.out_features, dtype or x.dtype)
-        sizes = *_shape(weight), len(x), processors, splits
+        sizes = *_shape(weight), len(x), processors, is_hopper, splits
         workspace, check = _guarded(self.library.workspace_bytes(*map(ctypes.c_int64, sizes)))
         arguments = (x, x.stride(0), FORMATS[x.dtype], weight.packed, weight.exponents)
         with_bias = (bias, 0 if bias is None else FORMATS[bias.dtype])

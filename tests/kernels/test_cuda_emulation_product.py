@@ -62,6 +62,19 @@ def test_numbers_of_outputs(rows: int, outputs: int, gpu: EmulatedProduct) -> No
     assert_same(gpu.product(x, on_gpu), portable_product(x, on_cpu))
 
 
+@pytest.mark.parametrize("rows", [65, 96, 100, 200])
+@pytest.mark.parametrize("inputs", [100, 521, 2600])
+def test_products_of_warpgroups(rows: int, inputs: int, gpu: EmulatedProduct) -> None:
+    """Hopper's instructions, which many rows are multiplied with there."""
+    case = Case(rows, 140, inputs, kind="outliers", has_bias=True)
+    on_cpu, on_gpu = packed_for_both(case, gpu)
+    x, bias = case.make_x(), case.make_bias()
+    expected = portable_product(x, on_cpu, bias)
+    for splits in (1, 8):
+        found = gpu.product(x, on_gpu, bias, is_hopper=True, splits=splits)
+        assert_same(found, expected)
+
+
 def test_bands_of_rows(gpu: EmulatedProduct) -> None:
     """More tiles over rows than are computed together."""
     case = Case(1700, 140, 32)
