@@ -18,6 +18,7 @@
 #include "matrix_instructions.cuh"
 #include "octets.cuh"
 #include "product_result.cuh"
+#include "registers.cuh"
 #include "tickets.cuh"
 #include "warpgroup_instructions.cuh"
 
@@ -161,17 +162,16 @@ inline constexpr int kPendingLevels = 3;
 static_assert(1 << kPendingLevels == kMostSegments);
 
 // --- to shared memory ----------------------------------------------------------------------------
-// Rows of kPieces pieces of 16 bytes that kThreads threads copy, kRows at most, `stride` bytes apart.
+// Rows of kPieces pieces of 16 bytes that kThreads threads copy, kRows at most, `stride` bytes apart:
+// what a thread has of them.
 template <int kThreads, int kRows, int kPieces>
 struct RowsOfPieces {
   static constexpr int kAll = kRows * kPieces;
   const uint8_t* from;  // the thread's first piece
-  int stride;
-  int count;  // rows from the thread's first on
+  int count;            // rows from the thread's first on
 
-  __device__ __forceinline__ RowsOfPieces(const uint8_t* first, int64_t stride_, int64_t rows)
-      : from(first + own_row() * stride_ + own_piece() * sizeof(Words4)),
-        stride(static_cast<int>(stride_)),
+  __device__ __forceinline__ RowsOfPieces(const uint8_t* first, int64_t stride, int64_t rows)
+      : from(first + own_row() * stride + own_piece() * sizeof(Words4)),
         count(static_cast<int>(least(rows, kRows)) - own_row()) {}
 
   static __device__ __forceinline__ int own_row() {
@@ -183,7 +183,7 @@ struct RowsOfPieces {
 
   // Copies the pieces `offset` bytes behind the first ones. In a row only `used` pieces are there,
   // the others become zeros.
-  __device__ __forceinline__ void copy(int64_t offset, int used, void* to) const {
+  __device__ __forceinline__ void copy(int64_t offset, int64_t stride, int used, void* to) const {
     static_assert(kPieces % kThreads == 0 || kThreads % kPieces == 0);
     auto* own = static_cast<Words4*>(to) + threadIdx.x;
 #pragma unroll
@@ -191,7 +191,7 @@ struct RowsOfPieces {
       const int row = first / kPieces;
       const int piece = first % kPieces;
       if (row >= count || first + static_cast<int>(threadIdx.x) >= kAll) continue;
-      const uint8_t* source = from + offset + row * int64_t{stride} + piece * sizeof(Words4);
+      const uint8_t* source = from + offset + row * stride + piece * sizeof(Words4);
       copy_async(own + first, source, own_piece() + piece < used);
     }
   }
@@ -223,14 +223,18 @@ struct TileSource {
                digits.tiles - place.row_tile) {}
 
   // Steps that a chunk lacks are zeros.
-  __device__ __forceinline__ void copy(const ChunkCursor<Tile::kChunkSteps>& at,
-                                       const StepCounts& counts, Stage<Tile>& stage) const {
-    const int used = at.steps(counts) * kWarp;
-    weights.copy(int64_t{at.step} * kWeightTile, used * static_cast<int>(kDigits), stage.weights);
-    rows.copy(int64_t{at.step} * kRowTile, used, stage.rows);
-    if (!at.ends_block(counts)) return;
-    exponents.copy(int64_t{at.block} * kOutputs, 1, stage.weight_exponents);
-    scales.copy(int64_t{at.block} * kScaleBytes, kScalePieces, stage.row_scales);
+  __device__ __forceinline__ void copy(const ProductWork& work,
+                                       const ChunkCursor<Tile::kChunkSteps>& at,
+                                       Stage<Tile>& stage) const {
+    const int used = at.steps(work.counts) * kWarp;
+    weights.copy(int64_t{at.step} * kWeightTile, work.weight_tiles.steps * kWeightTile,
+                 used * static_cast<int>(kDigits), stage.weights);
+    rows.copy(int64_t{at.step} * kRowTile, work.row_tiles.steps * kRowTile, used, stage.rows);
+    if (!at.ends_block(work.counts)) return;
+    exponents.copy(int64_t{at.block} * kOutputs, work.weight_tiles.blocks * kOutputs, 1,
+                   stage.weight_exponents);
+    scales.copy(int64_t{at.block} * kScaleBytes, work.row_tiles.blocks * kScaleBytes, kScalePieces,
+                stage.row_scales);
   }
 };
 
@@ -276,6 +280,10 @@ __device__ __forceinline__ void for_each_sum(const Action& action) {
   });
 }
 
+// A lane's words of both digits of a panel, of the steps of a chunk.
+template <class Tile>
+using ChunkDigits = uint32_t[Tile::kChunkSteps][kDigits][4];
+
 // The integers of section 5: the sums of high * high, and of high * low + low * high.
 template <class Tile>
 struct BlockSums {
@@ -289,21 +297,31 @@ struct BlockSums {
     });
   }
 
-  __device__ __forceinline__ void add_chunk(const Stage<Tile>& stage,
-                                            const WarpPlace<Tile>& warp) {
+  // Adds a chunk. Warpgroups only begin to, and are done with `weight` after finish_chunk.
+  __device__ __forceinline__ void begin_chunk(const Stage<Tile>& stage,
+                                              const WarpPlace<Tile>& warp,
+                                              ChunkDigits<Tile>& weight) {
     if constexpr (Tile::kByWarpgroup) {
-      add_by_warpgroup(stage, warp);
+      load_weight(stage, warp, weight);
+      begin_by_warpgroup(stage, weight);
     } else {
 #pragma unroll
       for (int step = 0; step < Tile::kChunkSteps; ++step) add_step(stage, warp, step);
     }
   }
 
-  // The digits of rows stay in shared memory.
-  __device__ __forceinline__ void add_by_warpgroup(const Stage<Tile>& stage,
-                                                   const WarpPlace<Tile>& warp) {
-    static_assert(Tile::kRowWarps == 1 && Tile::kPanels == 1 && Tile::kOutputWarps % 4 == 0);
-    uint32_t weight[Tile::kChunkSteps][kDigits][4];
+  __device__ __forceinline__ void finish_chunk(ChunkDigits<Tile>& weight) {
+    if constexpr (Tile::kByWarpgroup) {
+      wait_for_products();
+      hold_sums();
+#pragma unroll
+      for (int i = 0; i < Tile::kChunkSteps * 8; ++i) hold(weight[i / 8][i / 4 % 2][i % 4]);
+    }
+  }
+
+  static __device__ __forceinline__ void load_weight(const Stage<Tile>& stage,
+                                                     const WarpPlace<Tile>& warp,
+                                                     ChunkDigits<Tile>& weight) {
 #pragma unroll
     for (int step = 0; step < Tile::kChunkSteps; ++step) {
 #pragma unroll
@@ -313,18 +331,24 @@ struct BlockSums {
         for (int i = 0; i < 4; ++i) weight[step][digit][i] = own.words[i];
       }
     }
+  }
+
+  // The digits of rows stay in shared memory.
+  __device__ __forceinline__ void begin_by_warpgroup(const Stage<Tile>& stage,
+                                                     const ChunkDigits<Tile>& weight) {
+    static_assert(Tile::kRowWarps == 1 && Tile::kPanels == 1 && Tile::kOutputWarps % 4 == 0);
+    constexpr int kTileBytes = static_cast<int>(sizeof stage.rows[0]);
     hold_sums();
     begin_products();
 #pragma unroll
     for (int step = 0; step < Tile::kChunkSteps; ++step) {
-      const uint64_t highs = row_matrices_at(&stage.rows[0][step][0], sizeof stage.rows[0]);
-      const uint64_t lows = row_matrices_at(&stage.rows[0][step][kWarp / 2], sizeof stage.rows[0]);
+      const uint64_t highs = row_matrices_at(&stage.rows[0][step][0], kTileBytes);
+      const uint64_t lows = row_matrices_at(&stage.rows[0][step][kWarp / 2], kTileBytes);
       multiply_add(high[0], weight[step][0], highs);
       multiply_add(mixed[0], weight[step][1], highs);
       multiply_add(mixed[0], weight[step][0], lows);
     }
-    wait_for_products();
-    hold_sums();
+    commit_products();
   }
 
   __device__ __forceinline__ void hold_sums() {
@@ -481,9 +505,10 @@ __device__ __forceinline__ void write_sums(const ProductWork& work, const TilePl
 }
 
 template <class Tile>
-__device__ __forceinline__ void multiply_part(const ProductWork& work,
-                                              const TilePlace<Tile>& place, Stage<Tile>* stages) {
+__device__ __forceinline__ void multiply_part(const ProductWork& work, int part,
+                                              Stage<Tile>* stages) {
   using Cursor = ChunkCursor<Tile::kChunkSteps>;
+  const TilePlace<Tile> place(work, part);
   const WarpPlace<Tile> warp;
   const StepCounts counts = work.counts;
   const TileSource<Tile> source(work, place);
@@ -494,7 +519,7 @@ __device__ __forceinline__ void multiply_part(const ProductWork& work,
 
   for (int chunk = 0; chunk < Tile::kStages - 1; ++chunk) {
     if (chunk < chunks) {
-      source.copy(ahead, counts, stages[chunk]);
+      source.copy(work, ahead, stages[chunk]);
       ahead.advance(counts);
     }
     commit_copies();
@@ -510,19 +535,21 @@ __device__ __forceinline__ void multiply_part(const ProductWork& work,
     wait_for_copies<Tile::kStages - 2>();
     if constexpr (Tile::kByWarpgroup) show_copies();
     __syncthreads();  // the chunk is there for all threads, and none reads the one before any more
+    ChunkDigits<Tile> weight;
+    block.begin_chunk(stages[stage], warp, weight);
     if (chunk + Tile::kStages - 1 < chunks) {
       const int before = stage == 0 ? Tile::kStages - 1 : stage - 1;
-      source.copy(ahead, counts, stages[before]);
+      source.copy(work, ahead, stages[before]);
       ahead.advance(counts);
     }
     commit_copies();
-    block.add_chunk(stages[stage], warp);
+    block.finish_chunk(weight);
     if (at.ends_block(counts)) {
       tree.add_block(block, stages[stage], warp);
+      if (at.ends_segment(counts)) {
+        tree.end_segment(segment++, segments, PendingSums<Tile>(work.pending));
+      }
       block.clear();
-    }
-    if (at.ends_segment(counts)) {
-      tree.end_segment(segment++, segments, PendingSums<Tile>(work.pending));
     }
     at.advance(counts);
     stage = stage + 1 == Tile::kStages ? 0 : stage + 1;
@@ -532,7 +559,8 @@ __device__ __forceinline__ void multiply_part(const ProductWork& work,
   static_assert(sizeof sums <= Tile::kStages * sizeof(Stage<Tile>));
   sums.take(tree.own, warp);
   __syncthreads();
-  write_sums(work, place, sums);
+  hold(part);  // so that the place is computed again, and does not take registers all the time
+  write_sums(work, TilePlace<Tile>(work, part), sums);
 }
 
 // As many blocks of threads as are on the GPU at once share the parts out: so what they need of
@@ -545,7 +573,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
   } else {
     const int blocks = static_cast<int>(gridDim.x);
     for (int part = static_cast<int>(blockIdx.x); part < work.parts; part += blocks) {
-      multiply_part(work, TilePlace<Tile>(work, part), dynamic_shared<Stage<Tile>>());
+      multiply_part(work, part, dynamic_shared<Stage<Tile>>());
       __syncthreads();  // before shared memory is written anew
     }
   }

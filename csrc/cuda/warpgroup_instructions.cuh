@@ -27,12 +27,18 @@ __device__ __forceinline__ uint64_t row_matrices(unsigned int shared_address, in
 
 #if defined(VLLM_FORK_EMULATE_CUDA)
 #include "../emulation/warpgroups_on_host.h"
-#elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#else
 
 namespace vllm_fork {
 
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 inline constexpr bool kHasWarpgroups = true;
-__device__ __forceinline__ void stop_kernel() {}
+#else
+inline constexpr bool kHasWarpgroups = false;  // no kernel may call what follows
+#endif
+
+// What a kernel for another GPU comes to.
+__device__ __forceinline__ void stop_kernel() { __trap(); }
 
 // sums += a * b for a [64, 32], of which each warp has 16 rows as for multiply_add, and the rows of
 // 12 tiles of digits. A lane's sums are those of 12 calls of multiply_add.
@@ -76,28 +82,17 @@ __device__ __forceinline__ void show_copies() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Keeps the compiler from moving uses of a register past this point.
-__device__ __forceinline__ void hold(int32_t& number) { asm volatile("" : "+r"(number)::"memory"); }
-
 __device__ __forceinline__ void begin_products() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 
-__device__ __forceinline__ void wait_for_products() {
+__device__ __forceinline__ void commit_products() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
 
-}  // namespace vllm_fork
-
-#else
-
-namespace vllm_fork {
-
-inline constexpr bool kHasWarpgroups = false;
-
-// What a kernel for another GPU comes to.
-__device__ __forceinline__ void stop_kernel() { __trap(); }
+__device__ __forceinline__ void wait_for_products() {
+  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
 
 }  // namespace vllm_fork
 

@@ -56,8 +56,8 @@ inline uint64_t row_matrices_at(const void* shared, int tile_bytes) {
 }
 
 inline void show_copies() {}
-inline void hold(int32_t&) {}
 inline void begin_products() {}
+inline void commit_products() {}
 inline void wait_for_products() {}
 
 }  // namespace vllm_fork

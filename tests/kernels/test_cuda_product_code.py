@@ -11,7 +11,7 @@ from test_cuda_build import CSRC, NVCC
 
 SOURCE = CSRC / "cuda" / "portable_product.cu"
 ARCHITECTURES = ("80", "86", "89", "90a", "100", "120")
-TILES = 5  # kernels that multiply
+TILES = 6  # kernels that multiply, one of them with Hopper's instructions
 
 
 def disassembler() -> str:
@@ -55,8 +55,14 @@ def test_machine_code(tmp_path: Path, architecture: str) -> None:
     functions = functions_of(run(disassembler(), "-sass", binary))
     kernels = {name: code for name, code in functions.items() if "multiply_rows" in name}
     assert len(kernels) == TILES
-    for code in kernels.values():
-        assert "IMMA.16832.S8.S8" in code
+    by_warpgroup = {name for name in kernels if name.partition("TileShape")[2].count("Lb1E")}
+    assert len(by_warpgroup) == 1
+    for name, code in kernels.items():
+        if name in by_warpgroup and architecture != "90a":
+            assert "LDGSTS" not in {name.split(".")[0] for name in code}  # it only stops
+            continue
+        product = "IGMMA.64x96x32.S8.S8" if name in by_warpgroup else "IMMA.16832.S8.S8"
+        assert product in code
         assert any(name.startswith("LDGSTS") and ".128" in name for name in code)
     for code in functions.values():
         operations = {name.split(".")[0] for name in code}
