@@ -24,7 +24,8 @@ __global__ void __launch_bounds__(kStatisticThreads)
        first += int64_t{gridDim.y} * kStatisticRows) {
     const int64_t last = least(outputs, first + kStatisticRows);
     for (int64_t n = first; n < last; ++n) {
-      sum += static_cast<unsigned long long>(channel_statistic(widen(weight[n * inputs + channel])));
+      const int64_t share = channel_statistic(widen(weight[n * inputs + channel]));
+      sum += static_cast<unsigned long long>(share);
     }
   }
   add_atomically(statistics + channel, sum);

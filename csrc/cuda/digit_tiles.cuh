@@ -1,15 +1,15 @@
 // Where the digits of a packed weight and of rows of activations lie on a GPU.
 //
-// A tensor core multiplies 16 outputs of a weight with 8 rows in a step of 32 input channels. Digits
-// lie in tiles of a step, in the order in which its instructions take them.
+// A tensor core multiplies 16 outputs of a weight with 8 rows in a step of 32 input channels.
+// Digits lie in tiles of a step, in the order in which its instructions take them.
 //
 // Of a weight, lane 4 g + q of a warp takes four words of four channels: channels 4 q .. 4 q + 3 of
 // output g and of output g + 8, then those 16 further on, likewise. So a tile is
 //
 //   int8 [2 digits, 32 lanes, 2 halves of the step, 2, 4]
 //
-// which a warp loads with 16 bytes a lane, one after the other. A tile of rows is four matrices of 16
-// channels of 8 rows, as ldmatrix takes them and warpgroups find them in shared memory:
+// which a warp loads with 16 bytes a lane, one after the other. A tile of rows is four matrices of
+// 16 channels of 8 rows, as ldmatrix takes them and warpgroups find them in shared memory:
 //
 //   int8 [2 digits, 2 halves of the step, 8 rows, 16]
 //

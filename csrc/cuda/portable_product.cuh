@@ -7,9 +7,9 @@
 
 namespace vllm_fork {
 
-// --- tiles for a number of rows --------------------------------------------------------------------
-// The more rows, the larger the tiles. Few rows wait for memory: what counts is how much of a weight
-// is on its way. Many rows wait for tensor cores and shared memory. Each fits in 99 KiB.
+// --- tiles for a number of rows -----------------------------------------------------------------
+// The more rows, the larger the tiles. Few rows wait for memory: what counts is how much of a
+// weight is on its way. Many rows wait for tensor cores and shared memory. Each fits in 99 KiB.
 using TileOf8 = TileShape<4, 1, 1, 1, 4, 3, 4>;
 using TileOf16 = TileShape<4, 1, 1, 2, 4, 3, 3>;
 using TileOf32 = TileShape<4, 1, 1, 4, 4, 3, 3>;
@@ -28,11 +28,11 @@ auto with_tile(int64_t rows, const Multiprocessors& gpu, const Function& functio
   return function(TileOfMany());
 }
 
-// --- sharing out -----------------------------------------------------------------------------------
+// --- sharing out --------------------------------------------------------------------------------
 // Blocks of threads that a multiprocessor has at once.
 template <class Tile>
 int64_t resident_blocks(const Multiprocessors& gpu) {
-  constexpr int64_t kReserved = 1152;  // of shared memory, by the driver and for the last one's mark
+  constexpr int64_t kReserved = 1152;  // of shared memory, by the driver and for is_last_of
   constexpr int64_t kBytes = Tile::kStages * static_cast<int64_t>(sizeof(Stage<Tile>)) + kReserved;
   const int64_t fitting = gpu.shared_bytes / kBytes;
   return fitting < 1 ? 1 : least(fitting, Tile::kResident);
@@ -88,7 +88,7 @@ inline int64_t product_workspace(const ProductShape& shape, int64_t rows,
   });
 }
 
-// --- launches --------------------------------------------------------------------------------------
+// --- launches -----------------------------------------------------------------------------------
 template <typename Number>
 RowsOf<Number> rows_of(const ProductRows& x) {
   return {static_cast<const Number*>(x.data), x.stride, x.rows, x.equalised};

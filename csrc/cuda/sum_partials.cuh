@@ -15,7 +15,8 @@ __global__ void __launch_bounds__(kSumThreads)
                         ProductResult result) {
   const int64_t index = int64_t{blockIdx.x} * kSumThreads + threadIdx.x;
   if (index >= rows * outputs) return;
-  write_result(result, index, sum_of_halves(partials + index, rows * outputs, parts), index % outputs);
+  const float sum = sum_of_halves(partials + index, rows * outputs, parts);
+  write_result(result, index, sum, index % outputs);
 }
 
 inline cudaError_t sum_all_partials(const float* partials, int64_t parts, int64_t rows,

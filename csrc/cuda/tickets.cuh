@@ -38,8 +38,8 @@ __device__ __forceinline__ void lower_atomically(Integer* number, Integer bound)
 
 #endif
 
-// Whether the calling block of threads is the last of `count` that call this with the counter, which
-// was 0. If so, it sees all that they wrote before.
+// Whether the calling block of threads is the last of `count` that call this with the counter,
+// which was 0. If so, it sees all that they wrote before.
 __device__ __forceinline__ bool is_last_of(int count, int32_t* counter) {
   bool& is_last = block_shared<bool>();
   memory_fence();

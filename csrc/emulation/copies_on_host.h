@@ -1,5 +1,5 @@
 // cuda/copy_async.cuh for the emulation: a copy is made at some time between its start and the wait
-// for it, so that whoever reads too early, or writes too late, sooner or later finds the wrong bytes.
+// for it, so that whoever reads too early, or writes too late, now and then finds the wrong bytes.
 #pragma once
 
 #include <cstring>

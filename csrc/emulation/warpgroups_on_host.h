@@ -1,5 +1,5 @@
-// cuda/warpgroup_instructions.cuh for the emulation. A product is made when it is asked for; a kernel
-// that changes what is multiplied too early is not found out.
+// cuda/warpgroup_instructions.cuh for the emulation. A product is made when it is asked for, so that
+// a kernel which changes too early what is multiplied is not found out.
 #pragma once
 
 #include <cstring>
