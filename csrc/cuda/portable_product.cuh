@@ -1,4 +1,4 @@
-// The whole product on a GPU: how its work is shared out, what memory it takes, its two launches.
+// The whole product on a GPU: how its work is shared out, what memory it takes, its launches.
 #pragma once
 
 #include "multiply_rows.cuh"
@@ -16,6 +16,8 @@ using TileOf32 = TileShape<4, 1, 1, 4, 4, 3, 3>;
 using TileOf64 = TileShape<2, 2, 2, 4, 4, 3, 2>;
 using TileOfMany = TileShape<4, 2, 2, 6, 2, 3, 1>;
 using TileOfManyOnHopper = TileShape<8, 1, 1, kWarpgroupTiles, 2, 3, 1, true>;
+
+inline constexpr int64_t kRowsOfMany = TileOfMany::kAllRowTiles * kRowsOfTile;
 
 // Calls function(a TileShape) and returns what it does.
 template <typename Function>
@@ -62,6 +64,7 @@ struct ProductPlan {
   int64_t bytes() const { return digits_bytes + 4 * (counters + partials + pending); }
 };
 
+constexpr int64_t greatest(int64_t a, int64_t b) { return a < b ? b : a; }
 constexpr int64_t aligned(int64_t count, int64_t to) { return divide_up(count, to) * to; }
 
 template <class Tile>
@@ -81,11 +84,24 @@ ProductPlan plan_of(const ProductShape& shape, int64_t rows, const Multiprocesso
   return plan;
 }
 
+// Many rows are multiplied in equal parts, whose digits stay in the GPU's second cache while they are
+// read, and take a bounded amount of memory.
+inline int64_t rows_at_once(int64_t rows) {
+  constexpr int64_t kMost = 1536;
+  if (rows <= kMost) return greatest(rows, 1);
+  return aligned(divide_up(rows, divide_up(rows, kMost)), kRowsOfMany);
+}
+
 inline int64_t product_workspace(const ProductShape& shape, int64_t rows,
                                  const Multiprocessors& gpu) {
-  return with_tile(rows, gpu, [&](auto tile) {
-    return plan_of<decltype(tile)>(shape, rows, gpu).bytes();
-  });
+  const auto bytes = [&](int64_t some) {
+    return with_tile(some, gpu, [&](auto tile) {
+      return plan_of<decltype(tile)>(shape, some, gpu).bytes();
+    });
+  };
+  const int64_t at_once = rows_at_once(rows);
+  const int64_t last = rows - (divide_up(rows, at_once) - 1) * at_once;
+  return greatest(bytes(at_once), bytes(last));  // the last ones may be split more
 }
 
 // --- launches -----------------------------------------------------------------------------------
@@ -138,13 +154,34 @@ cudaError_t multiply(const ProductShape& shape, const ProductRows& x, const uint
                 Tile::kStages * sizeof(Stage<Tile>), stream, multiply_rows_kernel<Tile>, work);
 }
 
+// The rows from `first` on, `count` at most.
+inline ProductRows some_rows(const ProductRows& x, int64_t first, int64_t count) {
+  ProductRows some = x;
+  some.data = static_cast<const uint8_t*>(x.data) + first * x.stride * size_of(x.format);
+  some.rows = least(count, x.rows - first);
+  return some;
+}
+
+inline ProductResult some_results(const ProductResult& result, int64_t first, int64_t outputs) {
+  ProductResult some = result;
+  some.data = static_cast<uint8_t*>(result.data) + first * outputs * size_of(result.format);
+  return some;
+}
+
 inline cudaError_t multiply_rows(const ProductShape& shape, const ProductRows& x,
                                  const uint8_t* packed, uint8_t* workspace,
                                  const ProductResult& result, const Multiprocessors& gpu,
                                  cudaStream_t stream) {
-  return with_tile(x.rows, gpu, [&](auto tile) {
-    return multiply<decltype(tile)>(shape, x, packed, workspace, result, gpu, stream);
-  });
+  const int64_t at_once = rows_at_once(x.rows);
+  for (int64_t first = 0; first < x.rows; first += at_once) {
+    const ProductRows some = some_rows(x, first, at_once);
+    const ProductResult target = some_results(result, first, shape.outputs);
+    const cudaError_t error = with_tile(some.rows, gpu, [&](auto tile) {
+      return multiply<decltype(tile)>(shape, some, packed, workspace, target, gpu, stream);
+    });
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
 }
 
 }  // namespace vllm_fork

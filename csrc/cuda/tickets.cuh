@@ -42,11 +42,13 @@ __device__ __forceinline__ void lower_atomically(Integer* number, Integer bound)
 // which was 0. If so, it sees all that they wrote before.
 __device__ __forceinline__ bool is_last_of(int count, int32_t* counter) {
   bool& is_last = block_shared<bool>();
-  memory_fence();
   __syncthreads();
-  if (threadIdx.x == 0) is_last = add_atomically(counter, int32_t{1}) == count - 1;
+  if (threadIdx.x == 0) {
+    memory_fence();  // what the block wrote is before its mark
+    is_last = add_atomically(counter, int32_t{1}) == count - 1;
+    memory_fence();  // what the others wrote is before what follows
+  }
   __syncthreads();
-  memory_fence();
   return is_last;
 }
 

@@ -55,10 +55,8 @@ struct ProductWork {
   ProductResult result;
 };
 
-// The tiles of a product, in bands of as many tiles over rows as the GPU's cache keeps. In a band the
-// tiles of the same outputs come one after the other, so that it reads the weight once.
-inline constexpr int kBand = 16;
-
+// The tiles of a product. Those of the same outputs come one after the other, so that the weight is
+// read from memory once.
 template <class Tile>
 struct TileGrid {
   int64_t over_rows;
@@ -83,12 +81,8 @@ struct TilePlace {
     const int tiles = work.tiles_over_rows * work.tiles_over_outputs;
     tile = part % tiles;
     split = part / tiles;
-    const int band = tile / (kBand * work.tiles_over_outputs);
-    const int of_band = tile % (kBand * work.tiles_over_outputs);
-    const int left = work.tiles_over_rows - band * kBand;
-    const int height = left < kBand ? left : kBand;
-    row_tile = (band * kBand + of_band % height) * Tile::kAllRowTiles;
-    panel = of_band / height * Tile::kAllPanels;
+    row_tile = tile % work.tiles_over_rows * Tile::kAllRowTiles;
+    panel = tile / work.tiles_over_rows * Tile::kAllPanels;
   }
 };
 

@@ -75,12 +75,12 @@ def test_products_of_warpgroups(rows: int, inputs: int, gpu: EmulatedProduct) ->
         assert_same(found, expected)
 
 
-def test_bands_of_rows(gpu: EmulatedProduct) -> None:
-    """More tiles over rows than are computed together."""
-    case = Case(1700, 140, 32)
+@pytest.mark.parametrize("rows", [1536, 1537, 1700])
+def test_more_rows_than_at_once(rows: int, gpu: EmulatedProduct) -> None:
+    case = Case(rows, 20, 32, has_bias=True)
     on_cpu, on_gpu = packed_for_both(case, gpu)
-    x = case.make_x()
-    assert_same(gpu.product(x, on_gpu), portable_product(x, on_cpu))
+    x, bias = case.make_x(), case.make_bias()
+    assert_same(gpu.product(x, on_gpu, bias), portable_product(x, on_cpu, bias))
 
 
 @pytest.mark.parametrize("rows", [2, 9, 30, 33, 70])
