@@ -31,14 +31,6 @@ void for_each_row_of(const Tensor& logits, const Work& work) {
   });
 }
 
-// A logit and its index as one number: larger logits first, of equal ones the lower index.
-inline uint64_t rank_of(float logit, int64_t index) {
-  const uint32_t key = static_cast<uint32_t>(ordered_key(logit)) ^ kSignBit;
-  return static_cast<uint64_t>(key) << 32 | (0xffffffffu - static_cast<uint32_t>(index));
-}
-
-inline int64_t index_of(uint64_t rank) { return 0xffffffffu - static_cast<uint32_t>(rank); }
-
 // The first `count` of a row, in order: memory of the calling thread, until the next call.
 const std::vector<uint64_t>& first_ranks(const float* row, int64_t size, int64_t count);
 

@@ -10,7 +10,6 @@ namespace {
 constexpr const char* kFrequencies = "portable_rotary_frequencies";
 constexpr const char* kTable = "portable_rotary_table";
 constexpr const char* kRotate = "portable_rotate";
-constexpr double kLargestAngle = 0x1p21;
 
 Tensor portable_rotary_frequencies(int64_t size, double base) {
   check(size >= 2 && size % 2 == 0, kFrequencies, ": size must be even and at least 2, but is ",

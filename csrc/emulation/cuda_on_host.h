@@ -21,7 +21,7 @@
 #define gridDim (::vllm_fork::emulation::Block::current_block->grid_dim)
 
 using cudaStream_t = void*;
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidConfiguration = 9, cudaErrorLaunchFailure = 719 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidConfiguration = 9, cudaErrorLaunchFailure = 719 };
 
 // --- waiting -----------------------------------------------------------------------------------
 
