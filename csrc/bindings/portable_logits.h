@@ -2,21 +2,10 @@
 #pragma once
 
 #include "../portable/ordered_key.h"
+#include "portable_checks.h"
 #include "portable_rows.h"
 
 namespace vllm_fork {
-
-constexpr int64_t kLargestVocabulary = 1 << 19;  // sums of as many probabilities are exact
-
-inline void check_logits(const char* op, const Tensor& logits) {
-  check_portable_type(op, "logits", logits);
-  check_dim(op, "logits", logits, 2);
-  check(logits.size(1) <= 1 || logits.stride(1) == 1, op,
-        ": the last dimension of logits must be contiguous.");
-  check(0 < logits.size(1) && logits.size(1) < kLargestVocabulary, op,
-        ": logits must have 1..", kLargestVocabulary - 1, " columns, but have ", logits.size(1),
-        ".");
-}
 
 // Calls work(i, row) with each row of the logits as float32.
 template <typename Work>

@@ -209,3 +209,87 @@ def portable_draw(
     result = Guarded((len(logits),), torch.int64)
     run("logits", "draw", LogitRows.of(logits), seeds, positions, result.tensor)
     return result.checked()
+
+
+class CachePages(ctypes.Structure):
+    _fields_ = (
+        *(("start", c_void_p), ("pages", c_int64), ("page_stride", c_int64)),
+        *(("head_stride", c_int64), ("page_tiles", c_int64), ("head_size", c_int64)),
+    )
+
+    @classmethod
+    def of(cls, cache: torch.Tensor, size: int) -> "CachePages":
+        tile_bytes = 16 * (4 * size + 2)
+        tiles = cache.shape[2] // tile_bytes
+        return cls(pointer(cache), len(cache), *cache.stride()[:2], tiles, size)
+
+
+class TokenRows(ctypes.Structure):
+    _fields_ = (
+        *(("start", c_void_p), ("format", c_int), ("row_stride", c_int64)),
+        ("head_stride", c_int64),
+    )
+
+    @classmethod
+    def of(cls, x: torch.Tensor) -> "TokenRows":
+        return cls(pointer(x), FORMATS[x.dtype], *x.stride()[:2])
+
+
+class AppendTask(ctypes.Structure):
+    _fields_ = (
+        *(("keys", TokenRows), ("values", TokenRows), ("cache", CachePages)),
+        *(("slots", c_void_p), ("tokens", c_int64), ("heads", c_int64)),
+    )
+
+
+class PagedAttention(ctypes.Structure):
+    _fields_ = (
+        *(("query", TokenRows), ("result", c_void_p), ("queries", c_int64), ("heads", c_int64)),
+        *(("key_heads", c_int64), ("cache", CachePages), ("pages", c_void_p)),
+        *(("query_starts", c_void_p), ("lengths", c_void_p), ("sequences", c_int64)),
+        *(("width", c_int64), ("scale", c_float), ("soft_cap", c_float), ("window", c_int64)),
+        *(("slopes", c_void_p), ("sinks", c_void_p)),
+    )
+
+
+def portable_append(
+    keys: torch.Tensor, values: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor
+) -> None:
+    places = CachePages.of(cache, keys.shape[2])
+    task = AppendTask(
+        *(TokenRows.of(keys), TokenRows.of(values), places, pointer(slots), *keys.shape[:2])
+    )
+    run("attention", "append", task)
+
+
+def portable_attention(
+    query: torch.Tensor,
+    cache: torch.Tensor,
+    pages: torch.Tensor,
+    query_starts: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    splits: int | None = None,
+    seed: int = 1,
+) -> torch.Tensor:
+    """With as many splits as the launcher chooses, or as are given."""
+    result = Guarded(tuple(query.shape), query.dtype)
+    task = PagedAttention(
+        *(TokenRows.of(query), pointer(result.tensor), *query.shape[:2], cache.shape[1]),
+        *(CachePages.of(cache, query.shape[2]), pointer(pages), pointer(query_starts)),
+        *(pointer(lengths), *pages.shape, scale, soft_cap, window),
+        *(pointer(slopes), pointer(sinks)),
+    )
+    library = _library("attention")
+    library.splits_of.restype = library.part_floats_of.restype = c_int64
+    splits = splits or library.splits_of(ctypes.byref(task))
+    floats = library.part_floats_of(ctypes.byref(task), c_int64(splits))
+    parts = Guarded((floats,), torch.float32)
+    run("attention", "attention", task, splits, parts.tensor, seed=seed)
+    parts.checked()
+    return result.checked()

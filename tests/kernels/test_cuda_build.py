@@ -79,9 +79,9 @@ def test_the_cuda_library_builds_for_every_architecture(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("architecture", [80, 90, 120])
-@pytest.mark.parametrize("source", sorted(CSRC.glob("cuda/*.cu")), ids=lambda path: path.name)
-def test_arithmetic_in_ptx(tmp_path: Path, source: Path, architecture: int) -> None:
+def test_the_repetition_penalty_in_ptx(tmp_path: Path, architecture: int) -> None:
     """No fused, approximate or flushing instruction, not even where nvcc is free to contract."""
+    source = CSRC / "cuda" / "seen_tokens.cu"
     output = tmp_path / "kernel.ptx"
     virtual = f"-arch=compute_{architecture}"
     run(str(NVCC), "-ptx", "-std=c++17", "-O3", "-fmad=true", virtual, source, "-o", output)
