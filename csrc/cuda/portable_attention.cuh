@@ -40,7 +40,8 @@ struct AttentionMemory {
   LeftOperand queries[2][kQuerySteps];  // upper and lower digits
   LeftOperand weights[2][kWeightSteps];
   QueryFacts facts[kQueries];
-  // What a warp has found about its tokens.
+  // What a warp has found about its tokens, and where their digits are.
+  const uint8_t* tiles[kWarps];
   int32_t exponents[kWarps][kQueries];
   int32_t value_exponents[kWarps][kQueries];
   int32_t sums[kWarps][kQueries];
@@ -176,8 +177,32 @@ template <int kTiles>
 struct GatheredTiles {
   Gathered rows[2];
   float values[kTiles][4] = {};
+};
 
-  __device__ __forceinline__ void add(const GatheredTiles& coming) {
+// The same of all superblocks until now. They are few enough for its values to wait in shared
+// memory, where each thread has its own.
+template <int kTiles>
+struct TotalTiles {
+  struct Memory {
+    float values[kTiles][4][kAttentionThreads];
+  };
+
+  Gathered rows[2];
+  Memory& memory;
+
+  __device__ __forceinline__ TotalTiles() : memory(block_shared<Memory>()) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) value(i, e) = 0.0f;
+    }
+  }
+
+  __device__ __forceinline__ float& value(int tile, int e) {
+    return memory.values[tile][e][threadIdx.x];
+  }
+
+  __device__ __forceinline__ void add(const GatheredTiles<kTiles>& coming) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (coming.rows[r].exponent == kUnseen) continue;
@@ -186,7 +211,7 @@ struct GatheredTiles {
       for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
         for (int e = 2 * r; e < 2 * r + 2; ++e) {
-          values[i][e] = values[i][e] * by.kept + coming.values[i][e] * by.added;
+          value(i, e) = value(i, e) * by.kept + coming.values[i][e] * by.added;
         }
       }
     }
@@ -198,7 +223,9 @@ struct Attention {
   const PagedAttention& task;
   const QueryPiece& piece;
   AttentionMemory& memory;
-  TileLayout layout;
+  int32_t size;    // of a head
+  int32_t digits;  // of a tile: between upper and lower ones
+  int32_t values;  // from a tile's start
   int lane;
   int warp;
   int group;  // the first of the lane's two rows; the second is 8 further on
@@ -213,7 +240,9 @@ struct Attention {
       : task(paged),
         piece(rows),
         memory(shared),
-        layout{paged.cache.head_size},
+        size(static_cast<int32_t>(paged.cache.head_size)),
+        digits(static_cast<int32_t>(TileLayout{size}.digits())),
+        values(static_cast<int32_t>(TileLayout{size}.value_place(0, 0))),
         lane(static_cast<int>(threadIdx.x) % kWarp),
         warp(static_cast<int>(threadIdx.x) / kWarp),
         group(lane / 4),
@@ -229,7 +258,7 @@ struct Attention {
   __device__ __forceinline__ int elements_of(int tile) const {
     return (warp + kWarps * tile) * kElements;
   }
-  __device__ __forceinline__ bool has(int tile) const { return elements_of(tile) < layout.size; }
+  __device__ __forceinline__ bool has(int tile) const { return elements_of(tile) < size; }
 
   __device__ __forceinline__ bool is_in_place(int row) const {
     return piece.has(row) && piece.query(row) >= 0 && piece.query(row) < task.queries;
@@ -242,7 +271,7 @@ struct Attention {
     const int64_t head = piece.head(row);
     const int64_t start =
         is_there ? piece.query(row) * task.query.row_stride + head * task.query.head_stride : 0;
-    const RowWords words(task.query.start, task.query.format, start, is_there ? layout.size : 0);
+    const RowWords words(task.query.start, task.query.format, start, is_there ? size : 0);
     const uint32_t scale = words.scale();
     const float factor = to_integers(scale);
 #pragma unroll
@@ -265,10 +294,9 @@ struct Attention {
 
   // --- tokens ----------------------------------------------------------------------------------
 
-  // Tile `i` of the block of tokens from `first` on, or nothing if no row sees it.
-  __device__ __forceinline__ const uint8_t* find(int32_t first, int i,
-                                                 const uint8_t** scales) const {
-    const int32_t token = first + i * kTileTokens;
+  // The warp's tile of the block of tokens from `first` on, or nothing if no row sees it.
+  __device__ __forceinline__ const uint8_t* find(int32_t first, const uint8_t** scales) const {
+    const int32_t token = first + warp * kTileTokens;
     *scales = nullptr;
     if (token > last_seen || token + kTileTokens <= first_seen) return nullptr;
     const int32_t tile = token / kTileTokens;
@@ -291,17 +319,18 @@ struct Attention {
   __device__ __forceinline__ void multiply_keys(const uint8_t* keys, ProductSums (&sums)[2]) const {
     // Column g of product j is token 4 * (g / 2) + 2 * j + g % 2, so that sums of four tokens in a
     // row come to one lane.
-    const uint8_t* own = keys + layout.key_place(group / 2 * 4 + group % 2, 4 * place);
-    const auto steps = static_cast<int>((layout.size + 4 * kStepWords - 1) / (4 * kStepWords));
+    constexpr int kKeyWord = 4 * kTileTokens;  // bytes of 4 elements of all tokens
+    const uint8_t* own = keys + place * kKeyWord + 4 * (group / 2 * 4 + group % 2);
+    const int steps = (size + 4 * kStepWords - 1) / (4 * kStepWords);
+#pragma unroll 2
     for (int step = 0; step < steps; ++step) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         // In a last step of half the elements, those of the query are 0.
-        const uint8_t* first = own + layout.key_place(2 * j, int64_t{4} * kStepWords * step);
-        const uint8_t* second = first + layout.key_place(0, 2 * kStepWords);
+        const uint8_t* first = own + step * kStepWords * kKeyWord + 4 * 2 * j;
+        const uint8_t* second = first + kStepWords / 2 * kKeyWord;
         const uint32_t upper[2] = {word_at(first), word_at(second)};
-        const uint32_t lower[2] = {word_at(first + layout.digits()),
-                                   word_at(second + layout.digits())};
+        const uint32_t lower[2] = {word_at(first + digits), word_at(second + digits)};
         sums[j].add(memory.queries[0][step], memory.queries[1][step], upper, lower);
       }
     }
@@ -309,7 +338,8 @@ struct Attention {
 
   __device__ __forceinline__ Scores score_tokens(int32_t first) {
     const uint8_t* scales;
-    const uint8_t* keys = find(first, warp, &scales);
+    const uint8_t* keys = find(first, &scales);
+    if (lane == 0) memory.tiles[warp] = keys;
     ProductSums sums[2];
     uint32_t key_scales = ~0u;  // of a tile that should be there and is not: all invalid
     uint32_t value_scales = ~0u;
@@ -409,7 +439,7 @@ struct Attention {
 
   __device__ __forceinline__ ProductSums multiply_values(const uint8_t* const (&tiles)[kWarps],
                                                          int elements) const {
-    const int64_t own = layout.value_place(4 * place, elements + group);
+    const int own = values + place * 4 * size + 4 * (elements + group);
     ProductSums sums;
 #pragma unroll
     for (int step = 0; step < kWeightSteps; ++step) {
@@ -419,7 +449,7 @@ struct Attention {
       for (int i = 0; i < 2; ++i) {
         const uint8_t* tile = tiles[2 * step + i];
         upper[i] = tile == nullptr ? 0 : word_at(tile + own);
-        lower[i] = tile == nullptr ? 0 : word_at(tile + own + layout.digits());
+        lower[i] = tile == nullptr ? 0 : word_at(tile + own + digits);
       }
       sums.add(memory.weights[0][step], memory.weights[1][step], upper, lower);
     }
@@ -438,9 +468,8 @@ struct Attention {
       weigh(scores, largest[r], r);
     }
     const uint8_t* tiles[kWarps];
-    const uint8_t* scales;
 #pragma unroll
-    for (int i = 0; i < kWarps; ++i) tiles[i] = find(first, i, &scales);
+    for (int i = 0; i < kWarps; ++i) tiles[i] = memory.tiles[i];
     __syncthreads();
     float kept[2] = {};
     float unit[2] = {};
@@ -504,12 +533,12 @@ struct Attention {
       const int row = group + 8 * r;
       if (!is_in_place(row)) continue;
       const Part part(parts, task, splits, piece.query(row), piece.head(row), superblock);
-      for_each_value(r, [&](int i, int e, int64_t d) { part.values[d] = gathered.values[i][e]; });
+      for_each_value(r, [&](int i, int e, int d) { part.values[d] = gathered.values[i][e]; });
       if (warp == 0 && place == 0) part.write(gathered.rows[r], facts[r].is_valid);
     }
   }
 
-  __device__ __forceinline__ void write_result(GatheredTiles<kTiles>& total) {
+  __device__ __forceinline__ void write_result(TotalTiles<kTiles>& total) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = group + 8 * r;
@@ -522,9 +551,9 @@ struct Attention {
         kept = merge(total.rows[r], sink.gathered).kept;
       }
       const float sum = facts[r].is_valid ? total.rows[r].sum : float_of(kNanBits);
-      const int64_t start = (piece.query(row) * task.heads + piece.head(row)) * layout.size;
-      for_each_value(r, [&](int i, int e, int64_t d) {
-        float value = total.values[i][e];
+      const int64_t start = (piece.query(row) * task.heads + piece.head(row)) * size;
+      for_each_value(r, [&](int i, int e, int d) {
+        float value = total.value(i, e);
         if (has_sink) value = value * kept + 0.0f;  // -0 becomes 0
         write_number(task.result, task.query.format, start + d, value / sum);
       });
@@ -550,7 +579,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
     attention.write_part(gathered, parts, splits, superblock);
     return;
   }
-  GatheredTiles<kTiles> total;
+  TotalTiles<kTiles> total;
   for (int64_t superblock = first; superblock <= last; ++superblock) {
     GatheredTiles<kTiles> gathered;
     attention.add_superblock(superblock, gathered);
