@@ -20,7 +20,7 @@ constexpr int kWeightSteps = kBlockTokens / (4 * kStepWords);
 constexpr int kElements = 8;  // of the result, that one product gives
 
 // A left operand of products: of each lane the four words.
-struct LeftOperand {
+struct alignas(16) LeftOperand {
   uint32_t words[kWarp][4];
 
   // Word `word` of row `row`, counted from the operand's first column.
@@ -322,6 +322,7 @@ struct Attention {
     constexpr int kKeyWord = 4 * kTileTokens;  // bytes of 4 elements of all tokens
     const uint8_t* own = keys + place * kKeyWord + 4 * (group / 2 * 4 + group % 2);
     const int steps = (size + 4 * kStepWords - 1) / (4 * kStepWords);
+    __syncwarp();  // for the products
 #pragma unroll 2
     for (int step = 0; step < steps; ++step) {
 #pragma unroll
@@ -441,6 +442,7 @@ struct Attention {
                                                          int elements) const {
     const int own = values + place * 4 * size + 4 * (elements + group);
     ProductSums sums;
+    __syncwarp();  // for the products
 #pragma unroll
     for (int step = 0; step < kWeightSteps; ++step) {
       uint32_t upper[2];
@@ -482,8 +484,8 @@ struct Attention {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int r = e / 2;
-        if (largest[r].weight == kUnseen) continue;
-        gathered.values[i][e] = gathered.values[i][e] * kept[r] + sums.product(e) * unit[r];
+        const float value = gathered.values[i][e] * kept[r] + sums.product(e) * unit[r];
+        gathered.values[i][e] = largest[r].weight == kUnseen ? gathered.values[i][e] : value;
       }
     }
   }

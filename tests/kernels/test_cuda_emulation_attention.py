@@ -111,16 +111,11 @@ def test_batches(dtype: torch.dtype, block_size: int) -> None:
 
 @pytest.mark.parametrize("splits", [1, 2, 3])
 def test_a_window_over_superblocks(splits: int) -> None:
-    case = make_case(3200, 2, 1, window=1000)
-    batch = Batch([case], [9])
+    batch = Batch([make_case(3200, 2, 1, window=1000)], [9])
+    expected = batch.expected()
     first_seen = 3191 - 999
     batch.pages[0, : first_seen // 16] = -1  # what a window has left behind may be gone
-    # The CPU's kernel is given all pages.
-    whole = Batch([case], [9])
-    if splits > 1:
-        assert_same(batch.emulated(splits=splits), whole.expected())
-    else:
-        assert_same(batch.emulated(), whole.expected())
+    assert_same(batch.emulated(splits=splits), expected)
 
 
 @pytest.mark.parametrize("part", ["query", "keys", "values"])
@@ -134,6 +129,12 @@ def test_what_is_not_finite(part: str, number: float) -> None:
         assert_same(result, batch.expected())
         assert result.isnan().any()
         assert not result.isnan().all()
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_sinks_that_are_not_finite(splits: int) -> None:
+    sinks = torch.tensor([0.5, torch.nan, torch.inf, -torch.inf])
+    assert_emulation_agrees(Batch([make_case(1050, sinks=sinks)], [3]), splits)
 
 
 def test_extreme_magnitudes() -> None:
