@@ -2,8 +2,6 @@
 //
 // What is computed for every token, portable_product and sum_partials, is queued and not waited for.
 // What is done once to a weight waits where its values are checked.
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -12,23 +10,15 @@
 
 #include "../cpu/pack_weight.h"
 #include "../cuda/portable_product.h"
+#include "cuda_device.h"
+#include "formats.h"
 #include "portable_product_checks.h"
-#include "portable_rows.h"
 
 namespace vllm_fork {
 namespace {
 
 using torch::headeronly::DeviceType;
 using torch::stable::Device;
-using torch::stable::accelerator::DeviceGuard;
-
-// The stream that torch's own kernels on this tensor's device would use now.
-cudaStream_t current_stream(const Tensor& tensor) {
-  void* stream = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
-  return static_cast<cudaStream_t>(stream);
-}
 
 int64_t attribute(cudaDeviceAttr name, int device) {
   int value = 0;

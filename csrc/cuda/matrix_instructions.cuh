@@ -7,8 +7,9 @@
 
 namespace vllm_fork {
 
-// sums += a * b for a [16, 32] and b [32, 8], all lanes of a warp together. With g = lane / 4 and
-// q = lane % 4, and 4 bytes to a word, a lane has
+// sums += a * b for a [16, 32] and b [32, 8], all lanes of a warp together: where some may have gone
+// another way before, __syncwarp() is needed. With g = lane / 4 and q = lane % 4, and 4 bytes to a
+// word, a lane has
 //
 //   a[0] of row g and columns 4 * q.., a[1] of row g + 8; a[2], a[3] the same, 16 columns on
 //   b[0] of rows 4 * q.. and column g; b[1] the same, 16 rows on

@@ -1,24 +1,11 @@
 #include "portable_product.cuh"
 
 #include "channel_statistics.cuh"
+#include "numbers.cuh"
 #include "pack_weight.cuh"
 #include "sum_partials.cuh"
 
 namespace vllm_fork {
-namespace {
-
-// Calls function with a pointer to the numbers of the weight's type.
-template <typename Function>
-cudaError_t with_numbers(const WeightNumbers& weight, const Function& function) {
-  switch (weight.format) {
-    case Format::kFloat16: return function(static_cast<const Float16*>(weight.data));
-    case Format::kBfloat16: return function(static_cast<const Bfloat16*>(weight.data));
-    default: return function(static_cast<const float*>(weight.data));
-  }
-}
-
-}  // namespace
-
 int64_t packed_weight_bytes(const ProductShape& shape) { return WeightTiles(shape).bytes(); }
 
 int64_t product_workspace_bytes(const ProductShape& shape, int64_t rows,
@@ -44,7 +31,8 @@ cudaError_t launch_sum_partials(const float* partials, int64_t parts, int64_t ro
 cudaError_t launch_pack_weight(const ProductShape& shape, const WeightNumbers& weight,
                                const int8_t* equalised, uint8_t* packed,
                                unsigned long long* refused, cudaStream_t stream) {
-  return with_numbers(weight, [&](const auto* numbers) {
+  return with_number(weight.format, [&](auto number) {
+    const auto* numbers = static_cast<const decltype(number)*>(weight.data);
     return pack_weight_tiles(shape, numbers, equalised, packed, refused, stream);
   });
 }
@@ -56,7 +44,8 @@ cudaError_t launch_unpack_weight(const ProductShape& shape, const uint8_t* packe
 
 cudaError_t launch_channel_statistics(const WeightNumbers& weight, int64_t outputs, int64_t inputs,
                                       unsigned long long* statistics, cudaStream_t stream) {
-  return with_numbers(weight, [&](const auto* numbers) {
+  return with_number(weight.format, [&](auto number) {
+    const auto* numbers = static_cast<const decltype(number)*>(weight.data);
     return add_statistics(numbers, outputs, inputs, statistics, stream);
   });
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "multiply_rows.cuh"
+#include "numbers.cuh"
 #include "portable_product.h"
 #include "quantise_rows.cuh"
 
@@ -105,21 +106,13 @@ inline int64_t product_workspace(const ProductShape& shape, int64_t rows,
 }
 
 // --- launches -----------------------------------------------------------------------------------
-template <typename Number>
-RowsOf<Number> rows_of(const ProductRows& x) {
-  return {static_cast<const Number*>(x.data), x.stride, x.rows, x.equalised};
-}
-
 inline cudaError_t quantise(const ProductShape& shape, const ProductRows& x, uint8_t* digits,
                             int32_t* counters, int64_t num_counters, cudaStream_t stream) {
-  switch (x.format) {
-    case Format::kFloat16:
-      return quantise_rows(shape, rows_of<Float16>(x), digits, counters, num_counters, stream);
-    case Format::kBfloat16:
-      return quantise_rows(shape, rows_of<Bfloat16>(x), digits, counters, num_counters, stream);
-    default:
-      return quantise_rows(shape, rows_of<float>(x), digits, counters, num_counters, stream);
-  }
+  return with_number(x.format, [&](auto number) {
+    using Number = decltype(number);
+    const RowsOf<Number> rows{static_cast<const Number*>(x.data), x.stride, x.rows, x.equalised};
+    return quantise_rows(shape, rows, digits, counters, num_counters, stream);
+  });
 }
 
 template <class Tile>

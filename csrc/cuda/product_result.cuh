@@ -1,29 +1,12 @@
 // Where sums of a product go: docs/numerics/products.md, section 6, steps 3 and 4.
 #pragma once
 
-#include "../portable/number_types.h"
 #include "../portable/product.h"
 #include "device.cuh"
+#include "numbers.cuh"
 #include "portable_product.h"
 
 namespace vllm_fork {
-
-__device__ __forceinline__ float read_number(const void* data, Format format, int64_t index) {
-  switch (format) {
-    case Format::kFloat16: return widen(static_cast<const Float16*>(data)[index]);
-    case Format::kBfloat16: return widen(static_cast<const Bfloat16*>(data)[index]);
-    default: return static_cast<const float*>(data)[index];
-  }
-}
-
-__device__ __forceinline__ void write_number(void* data, Format format, int64_t index,
-                                             float value) {
-  switch (format) {
-    case Format::kFloat16: static_cast<Float16*>(data)[index] = narrow<Float16>(value); break;
-    case Format::kBfloat16: static_cast<Bfloat16*>(data)[index] = narrow<Bfloat16>(value); break;
-    default: static_cast<float*>(data)[index] = narrow<float>(value);
-  }
-}
 
 // The sum of 1, 2, 4 or 8 sums, which lie `stride` apart, by a tree of halves.
 __device__ __forceinline__ float sum_of_halves(const float* sums, int64_t stride, int64_t count) {

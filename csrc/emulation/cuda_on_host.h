@@ -21,7 +21,7 @@
 #define gridDim (::vllm_fork::emulation::Block::current_block->grid_dim)
 
 using cudaStream_t = void*;
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidConfiguration = 9, cudaErrorLaunchFailure = 719 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidConfiguration = 9, cudaErrorLaunchFailure = 719 };
 
 // --- waiting -----------------------------------------------------------------------------------
 
@@ -156,6 +156,7 @@ cudaError_t launch(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t,
   const uint64_t count = uint64_t{grid.x} * grid.y * grid.z;
   Random random(schedule_seed);
   const uint64_t first = random.below(count);
+  const AddressCheck check;
   for (uint64_t i = 0; i < count && failure.empty(); ++i) {
     const uint64_t b = (first + i) % count;
     const dim3 index(b % grid.x, b / grid.x % grid.y, b / (uint64_t{grid.x} * grid.y));

@@ -14,6 +14,7 @@ constexpr Kernel kKernels[] = {
     exchange_with_opposite<Fault::kEarlyExit>,
     exchange_with_opposite<Fault::kWriteBeyondShared>,
     exchange_with_opposite<Fault::kReadUnwritten>,
+    exchange_with_opposite<Fault::kWrongAddress>,
     sum_lanes<Fault::kNone>,
     sum_lanes<Fault::kNoWarpBarrier>,
     sum_lanes<Fault::kShuffleOfSome>,

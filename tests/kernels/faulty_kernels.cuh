@@ -24,6 +24,7 @@ enum class Fault {
   kWriteBeyondShared,
   kWriteBeyondDynamic,
   kReadUnwritten,
+  kWrongAddress,
 };
 
 // Each thread writes 10 times the index of the thread opposite, and once more its own.
@@ -38,7 +39,8 @@ __global__ void exchange_with_opposite(int* result) {
   } else if (fault != Fault::kNoBarrierBeforeReading) {
     __syncthreads();
   }
-  result[i] = row.values[kThreads - 1 - i];
+  const int64_t far = fault == Fault::kWrongAddress && i == 40 ? int64_t{1} << 44 : 0;
+  result[far + i] = row.values[kThreads - 1 - i];
   if (fault != Fault::kNoBarrierBeforeOverwriting) __syncthreads();
   row.values[i + (fault == Fault::kWriteBeyondShared ? 1 : 0)] = i;
   __syncthreads();

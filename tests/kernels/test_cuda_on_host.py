@@ -17,6 +17,7 @@ SEEDS = range(1, 21)
 EXCHANGE = (
     *("none", "no barrier before reading", "no barrier before overwriting"),
     *("barrier of some", "early exit", "write beyond shared", "read unwritten"),
+    "wrong address",
 )
 SUM = ("none", "no warp barrier", "shuffle of some", "shuffle of half", "write beyond dynamic")
 EXPECTED = {
@@ -69,6 +70,7 @@ def test_a_race_shows(library: ctypes.CDLL, kernel: str, fault: str) -> None:
         ("sum", "shuffle of half", "A warp's instruction leaves out lanes."),
         ("exchange", "write beyond shared", "Something was written beside shared memory."),
         ("sum", "write beyond dynamic", "Something was written beside shared memory."),
+        ("exchange", "wrong address", "A thread uses a wrong address."),
     ],
 )
 def test_a_fault_is_named(library: ctypes.CDLL, kernel: str, fault: str, sentence: str) -> None:
