@@ -60,4 +60,19 @@ inline void check_length(const char* op, const char* name, const Tensor& tensor,
         " ", reference, ", but has ", tensor.size(0), ".");
 }
 
+// A vector with an entry for each of `length` things.
+inline void check_entries(const char* op, const char* name, const Tensor& tensor, ScalarType type,
+                          int64_t length, const char* things) {
+  check_dtype(op, name, tensor, type);
+  check_dim(op, name, tensor, 1);
+  check_contiguous(op, name, tensor);
+  check_length(op, name, tensor, length, things);
+}
+
+inline void check_matrix(const char* op, const char* name, const Tensor& tensor, ScalarType type) {
+  check_dtype(op, name, tensor, type);
+  check_dim(op, name, tensor, 2);
+  check_contiguous(op, name, tensor);
+}
+
 }  // namespace vllm_fork

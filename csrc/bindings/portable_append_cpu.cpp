@@ -4,23 +4,15 @@
 #include <cstring>
 
 #include "portable_cache.h"
+#include "portable_checks.h"
 
 namespace vllm_fork {
 namespace {
 
 constexpr const char* kAppend = "portable_append";
 
-void check_append(const Tensor& keys, const Tensor& values, const Tensor& cache,
-                  const Tensor& slots) {
-  check_heads(kAppend, "keys", keys);
-  check_heads(kAppend, "values", values);
-  for (int64_t i = 0; i < 3; ++i) {
-    check(keys.size(i) == values.size(i), kAppend, ": values must have the shape of keys.");
-  }
-  check_cache(kAppend, cache, keys.size(2));
-  check(cache.size(1) == keys.size(1), kAppend, ": cache must have the ", keys.size(1),
-        " heads of keys, but has ", cache.size(1), ".");
-  check_entries(kAppend, "slots", slots, ScalarType::Long, keys.size(0), "tokens of keys");
+// Every token must have a place in the cache.
+void check_slots(const Tensor& keys, const Tensor& cache, const Tensor& slots) {
   const Cache places(cache, keys.size(2));
   const auto* slot = slots.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < keys.size(0); ++i) {
@@ -64,6 +56,7 @@ struct Writer {
 
 void portable_append(Tensor keys, Tensor values, Tensor cache, Tensor slots) {
   check_append(keys, values, cache, slots);
+  check_slots(keys, cache, slots);
   const int64_t heads = keys.size(1);
   const int64_t size = keys.size(2);
   const Cache places(cache, size);

@@ -4,45 +4,12 @@
 #include <optional>
 
 #include "portable_cache.h"
+#include "portable_checks.h"
 
 namespace vllm_fork {
 namespace {
 
 constexpr const char* kAttention = "portable_attention";
-
-struct AttentionArguments {
-  const Tensor& query;
-  const Tensor& cache;
-  const Tensor& pages;
-  const Tensor& query_starts;
-  const Tensor& lengths;
-  double scale;
-  int64_t window;
-  double soft_cap;
-  const std::optional<Tensor>& slopes;
-  const std::optional<Tensor>& sinks;
-};
-
-void check_shapes(const AttentionArguments& a) {
-  check_heads(kAttention, "query", a.query);
-  check_cache(kAttention, a.cache, a.query.size(2));
-  const int64_t heads = a.query.size(1);
-  const int64_t key_heads = a.cache.size(1);
-  check(key_heads > 0 && heads % key_heads == 0, kAttention, ": the ", heads,
-        " heads of query must be a multiple of the ", key_heads, " heads of cache.");
-  check_matrix(kAttention, "pages", a.pages, ScalarType::Int);
-  const int64_t sequences = a.pages.size(0);
-  check_entries(kAttention, "lengths", a.lengths, ScalarType::Int, sequences, "rows of pages");
-  check_entries(kAttention, "query_starts", a.query_starts, ScalarType::Int, sequences + 1,
-                "rows of pages and the end");
-  if (a.slopes) check_entries(kAttention, "slopes", *a.slopes, ScalarType::Float, heads, "heads");
-  if (a.sinks) check_entries(kAttention, "sinks", *a.sinks, ScalarType::Float, heads, "heads");
-  check(a.scale >= 0x1p-20 && a.scale <= 0x1p20, kAttention,
-        ": scale must be in 2^-20..2^20, but is ", a.scale, ".");
-  check(a.window >= 0, kAttention, ": window must not be negative, but is ", a.window, ".");
-  check(a.soft_cap == 0.0 || (a.soft_cap >= 0x1p-10 && a.soft_cap <= 0x1p17), kAttention,
-        ": soft_cap must be 0 or in 2^-10..2^17, but is ", a.soft_cap, ".");
-}
 
 // Every token that is read must be in a block that there is.
 void check_sequences(const AttentionArguments& a, const Cache& cache) {
@@ -193,7 +160,7 @@ Tensor portable_attention(Tensor query, Tensor cache, Tensor pages, Tensor query
                           std::optional<Tensor> slopes, std::optional<Tensor> sinks) {
   const AttentionArguments arguments{query,  cache,    pages,  query_starts, lengths, scale,
                                      window, soft_cap, slopes, sinks};
-  check_shapes(arguments);
+  check_attention(arguments);
   const Cache places(cache, query.size(2));
   check_sequences(arguments, places);
   Tensor result = torch::stable::new_empty(query, {query.size(0), query.size(1), query.size(2)});

@@ -37,23 +37,4 @@ struct Cache {
   }
 };
 
-inline void check_cache(const char* op, const Tensor& cache, int64_t head_size) {
-  check(head_size % 16 == 0 && 0 < head_size && head_size <= kLargestHead, op,
-        ": heads must have a size that is a multiple of 16 up to ", kLargestHead, ", but have ",
-        head_size, ".");
-  check_dtype(op, "cache", cache, ScalarType::Byte);
-  check_dim(op, "cache", cache, 3);
-  const int64_t bytes = TileLayout{head_size}.bytes();
-  check(cache.stride(2) == 1, op, ": the last dimension of cache must be contiguous.");
-  check(cache.size(2) > 0 && cache.size(2) % bytes == 0, op,
-        ": the last dimension of cache must be a multiple of ", bytes,
-        ", the bytes of 16 tokens, but is ", cache.size(2), ".");
-}
-
-inline void check_heads(const char* op, const char* name, const Tensor& x) {
-  check_portable_type(op, name, x);
-  check_dim(op, name, x, 3);
-  check(x.stride(2) == 1, op, ": the last dimension of ", name, " must be contiguous.");
-}
-
 }  // namespace vllm_fork

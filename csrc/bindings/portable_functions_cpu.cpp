@@ -1,10 +1,9 @@
 // The CPU implementations of portable_map and portable_gated.
 #include <torch/csrc/stable/library.h>
 
-#include <array>
 #include <string>
-#include <utility>
 
+#include "portable_checks.h"
 #include "portable_rows.h"
 
 namespace vllm_fork {
@@ -13,37 +12,9 @@ namespace {
 // Numbers that stay in the first cache while a function passes over them.
 constexpr int64_t kPiece = 1024;
 
-constexpr std::array<std::pair<const char*, Function>, 12> kFunctions{{
-    {"exp", Function::kExp},
-    {"exp2", Function::kExp2},
-    {"log", Function::kLog},
-    {"tanh", Function::kTanh},
-    {"sigmoid", Function::kSigmoid},
-    {"erf", Function::kErf},
-    {"relu", Function::kRelu},
-    {"squared_relu", Function::kSquaredRelu},
-    {"silu", Function::kSilu},
-    {"quick_gelu", Function::kQuickGelu},
-    {"gelu", Function::kGelu},
-    {"gelu_tanh", Function::kGeluTanh},
-}};
-
-Function function_named(const char* op, const std::string& name) {
-  for (const auto& [known, function] : kFunctions) {
-    if (name == known) return function;
-  }
-  check(false, op, ": there is no function '", name, "'.");
-  return Function::kExp;
-}
-
-void check_input(const char* op, const Tensor& x) {
-  check_portable_type(op, "x", x);
-  check_contiguous(op, "x", x);
-}
-
 Tensor portable_map(Tensor x, std::string function) {
   const Function chosen = function_named("portable_map", function);
-  check_input("portable_map", x);
+  check_map(x);
   Tensor result = torch::stable::empty_like(x);
   const Numbers source(x);
   const Numbers target(result);
@@ -61,11 +32,8 @@ Tensor portable_map(Tensor x, std::string function) {
 
 // A piece of the first half of a row is activated, and multiplied with the same of the second.
 Tensor portable_gated(Tensor x, std::string function) {
-  constexpr const char* kOp = "portable_gated";
-  const Function chosen = function_named(kOp, function);
-  check_input(kOp, x);
-  check(x.dim() >= 1 && x.size(-1) % 2 == 0, kOp,
-        ": x must have an even last dimension, a gate and what it is multiplied with.");
+  const Function chosen = function_named("portable_gated", function);
+  check_gated(x);
   std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
   const int64_t half = shape.back() /= 2;
   Tensor result = torch::stable::new_empty(x, shape);

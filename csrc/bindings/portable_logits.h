@@ -2,21 +2,10 @@
 #pragma once
 
 #include "../portable/ordered_key.h"
+#include "portable_checks.h"
 #include "portable_rows.h"
 
 namespace vllm_fork {
-
-constexpr int64_t kLargestVocabulary = 1 << 19;  // sums of as many probabilities are exact
-
-inline void check_logits(const char* op, const Tensor& logits) {
-  check_portable_type(op, "logits", logits);
-  check_dim(op, "logits", logits, 2);
-  check(logits.size(1) <= 1 || logits.stride(1) == 1, op,
-        ": the last dimension of logits must be contiguous.");
-  check(0 < logits.size(1) && logits.size(1) < kLargestVocabulary, op,
-        ": logits must have 1..", kLargestVocabulary - 1, " columns, but have ", logits.size(1),
-        ".");
-}
 
 // Calls work(i, row) with each row of the logits as float32.
 template <typename Work>
@@ -30,14 +19,6 @@ void for_each_row_of(const Tensor& logits, const Work& work) {
     work(i, row);
   });
 }
-
-// A logit and its index as one number: larger logits first, of equal ones the lower index.
-inline uint64_t rank_of(float logit, int64_t index) {
-  const uint32_t key = static_cast<uint32_t>(ordered_key(logit)) ^ kSignBit;
-  return static_cast<uint64_t>(key) << 32 | (0xffffffffu - static_cast<uint32_t>(index));
-}
-
-inline int64_t index_of(uint64_t rank) { return 0xffffffffu - static_cast<uint32_t>(rank); }
 
 // The first `count` of a row, in order: memory of the calling thread, until the next call.
 const std::vector<uint64_t>& first_ranks(const float* row, int64_t size, int64_t count);

@@ -41,12 +41,8 @@ const std::vector<uint64_t>& first_ranks(const float* row, int64_t size, int64_t
 
 namespace {
 
-constexpr const char* kLogSoftmax = "portable_log_softmax";
-constexpr const char* kArgmax = "portable_argmax";
-constexpr const char* kTopK = "portable_top_k";
-
 Tensor portable_log_softmax(Tensor logits) {
-  check_logits(kLogSoftmax, logits);
+  check_logits("portable_log_softmax", logits);
   const int64_t vocab = logits.size(1);
   Tensor result =
       torch::stable::new_empty(logits, {logits.size(0), vocab}, ScalarType::Float);
@@ -60,7 +56,7 @@ Tensor portable_log_softmax(Tensor logits) {
 }
 
 Tensor portable_argmax(Tensor logits) {
-  check_logits(kArgmax, logits);
+  check_logits("portable_argmax", logits);
   const int64_t vocab = logits.size(1);
   Tensor result = torch::stable::new_empty(logits, {logits.size(0)}, ScalarType::Long);
   auto* indices = result.mutable_data_ptr<int64_t>();
@@ -71,9 +67,8 @@ Tensor portable_argmax(Tensor logits) {
 }
 
 std::tuple<Tensor, Tensor> portable_top_k(Tensor logits, int64_t k) {
-  check_logits(kTopK, logits);
+  check_top_k(logits, k);
   const int64_t vocab = logits.size(1);
-  check(1 <= k && k <= vocab, kTopK, ": k must be in 1..", vocab, ", but is ", k, ".");
   Tensor values = torch::stable::new_empty(logits, {logits.size(0), k}, ScalarType::Float);
   Tensor indices = torch::stable::new_empty(logits, {logits.size(0), k}, ScalarType::Long);
   const Numbers target(values);

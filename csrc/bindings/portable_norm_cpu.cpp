@@ -3,37 +3,11 @@
 
 #include <optional>
 
+#include "portable_checks.h"
 #include "portable_rows.h"
 
 namespace vllm_fork {
 namespace {
-
-constexpr const char* kOp = "portable_norm";
-
-void check_parameter(const char* name, const std::optional<Tensor>& parameter, int64_t size) {
-  if (!parameter) return;
-  check_portable_type(kOp, name, *parameter);
-  check_dim(kOp, name, *parameter, 1);
-  check_contiguous(kOp, name, *parameter);
-  check_length(kOp, name, *parameter, size, "columns of x");
-}
-
-void check_arguments(const Tensor& x, const std::optional<Tensor>& residual,
-                     const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
-                     double epsilon) {
-  check_portable_type(kOp, "x", x);
-  check_contiguous(kOp, "x", x);
-  check(x.dim() >= 1 && x.size(-1) >= 1, kOp, ": x must have at least one column.");
-  check_parameter("weight", weight, x.size(-1));
-  check_parameter("bias", bias, x.size(-1));
-  check(weight || !bias, kOp, ": bias needs a weight.");
-  check(epsilon >= 0.0, kOp, ": epsilon must not be negative, but is ", epsilon, ".");
-  if (!residual) return;
-  check_dtype(kOp, "residual", *residual, x.scalar_type());
-  check_contiguous(kOp, "residual", *residual);
-  check(residual->numel() == x.numel() && residual->dim() == x.dim(), kOp,
-        ": residual must have the shape of x.");
-}
 
 // The parameters as float32, in memory that outlives the call of the work.
 struct Parameters {
@@ -67,7 +41,7 @@ void add_residual(const Numbers& residual, int64_t start, float* row, int64_t si
 Tensor portable_norm(Tensor x, std::optional<Tensor> residual, std::optional<Tensor> weight,
                      std::optional<Tensor> bias, double epsilon, double weight_offset,
                      bool is_centred) {
-  check_arguments(x, residual, weight, bias, epsilon);
+  check_norm(x, residual, weight, bias, epsilon);
   Tensor result = torch::stable::empty_like(x);
   const int64_t size = x.size(-1);
   const Numbers source(x);

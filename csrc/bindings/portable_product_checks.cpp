@@ -1,5 +1,7 @@
 #include "portable_product_checks.h"
 
+#include <torch/csrc/stable/ops.h>
+
 #include "../portable/product.h"
 #include "portable_rows.h"
 
@@ -12,6 +14,16 @@ constexpr const char* kPack = "pack_weight";
 constexpr const char* kUnpack = "unpack_weight";
 constexpr const char* kProduct = "portable_product";
 constexpr const char* kPartials = "sum_partials";
+
+const torch::stable::Device kCpu(torch::headeronly::DeviceType::CPU);
+
+// Tensors are given as such or as optional ones, which pass if they are not there.
+void check_same_device(const char* op, const char* name, const std::optional<Tensor>& tensor,
+                       const Tensor& reference) {
+  if (!tensor) return;
+  check(tensor->device() == reference.device(), op, ": ", name,
+        " must be on the same device as the other tensors.");
+}
 
 bool is_power_up_to_8(int64_t count) {
   return count == 1 || count == 2 || count == 4 || count == 8;
@@ -33,8 +45,9 @@ void check_exponents(const char* op, const std::optional<Tensor>& exponents, int
 // Only where a weight is packed or unpacked: a product takes the exponents of one that was.
 void check_exponent_values(const char* op, const std::optional<Tensor>& exponents) {
   if (!exponents) return;
-  const auto* values = exponents->const_data_ptr<int8_t>();
-  for (int64_t k = 0; k < exponents->size(0); ++k) {
+  const Tensor on_cpu = torch::stable::to(*exponents, kCpu);
+  const auto* values = on_cpu.const_data_ptr<int8_t>();
+  for (int64_t k = 0; k < on_cpu.size(0); ++k) {
     check(-kMostEqualised <= values[k] && values[k] <= kMostEqualised, op, ": exponents[", k,
           "] must be in -", kMostEqualised, "..", kMostEqualised, ", but is ", int{values[k]}, ".");
   }
@@ -64,9 +77,10 @@ void check_shape(const char* op, const ProductShape& shape) {
         " input channels, but is ", shape.segments, ".");
 }
 
-void check_packed(const char* op, const Tensor& packed, const ProductShape& shape) {
+void check_packed(const char* op, const Tensor& packed, const ProductShape& shape,
+                  PackedBytes packed_bytes) {
   check_shape(op, shape);
-  check_entries(op, "packed", packed, ScalarType::Byte, shape.packed_bytes(),
+  check_entries(op, "packed", packed, ScalarType::Byte, packed_bytes(shape),
                 "bytes of this shape");
   check(reinterpret_cast<uintptr_t>(packed.data_ptr()) % kPackedAlignment == 0, op,
         ": packed must start at a multiple of ", kPackedAlignment, " bytes.");
@@ -80,7 +94,8 @@ void check_equalising_exponents(const Tensor& statistics) {
   check_dtype(kEqualise, "statistics", statistics, ScalarType::Long);
   check_dim(kEqualise, "statistics", statistics, 1);
   check_contiguous(kEqualise, "statistics", statistics);
-  const auto* values = statistics.const_data_ptr<int64_t>();
+  const Tensor on_cpu = torch::stable::to(statistics, kCpu);
+  const auto* values = on_cpu.const_data_ptr<int64_t>();
   for (int64_t k = 0; k < statistics.size(0); ++k) {
     check(values[k] >= 0, kEqualise, ": statistics[", k, "] must not be negative, but is ",
           values[k], ".");
@@ -92,12 +107,14 @@ void check_pack_weight(const Tensor& weight, const std::optional<Tensor>& expone
   check_weight(kPack, weight);
   check_shape(kPack, ProductShape{weight.size(0), weight.size(1), segments});
   check_exponents(kPack, exponents, weight.size(1));
+  check_same_device(kPack, "exponents", exponents, weight);
   check_exponent_values(kPack, exponents);
 }
 
 void check_unpack_weight(const Tensor& packed, const std::optional<Tensor>& exponents,
-                         const ProductShape& shape) {
-  check_packed(kUnpack, packed, shape);
+                         const ProductShape& shape, PackedBytes packed_bytes) {
+  check_packed(kUnpack, packed, shape, packed_bytes);
+  check_same_device(kUnpack, "exponents", exponents, packed);
   check_exponents(kUnpack, exponents, shape.inputs);
   check_exponent_values(kUnpack, exponents);
 }
@@ -105,12 +122,15 @@ void check_unpack_weight(const Tensor& packed, const std::optional<Tensor>& expo
 void check_portable_product(const Tensor& x, const Tensor& packed,
                             const std::optional<Tensor>& exponents,
                             const std::optional<Tensor>& bias, const ProductShape& shape,
-                            ScalarType dtype) {
+                            ScalarType dtype, PackedBytes packed_bytes) {
   check_portable_type(kProduct, "x", x);
   check_dim(kProduct, "x", x, 2);
   check(x.size(1) <= 1 || x.stride(1) == 1, kProduct,
         ": the last dimension of x must be contiguous, but has stride ", x.stride(1), ".");
-  check_packed(kProduct, packed, shape);
+  check_packed(kProduct, packed, shape, packed_bytes);
+  check_same_device(kProduct, "packed", packed, x);
+  check_same_device(kProduct, "exponents", exponents, x);
+  check_same_device(kProduct, "bias", bias, x);
   check_exponents(kProduct, exponents, shape.inputs);
   check_bias(kProduct, bias, shape.outputs);
   check_result_type(kProduct, dtype);
@@ -124,6 +144,7 @@ void check_sum_partials(const Tensor& partials, const std::optional<Tensor>& bia
   check(is_power_up_to_8(partials.size(0)), kPartials,
         ": partials must be 1, 2, 4 or 8 sums, but are ", partials.size(0), ".");
   check_bias(kPartials, bias, partials.size(2));
+  check_same_device(kPartials, "bias", bias, partials);
   check_result_type(kPartials, dtype);
 }
 

@@ -9,16 +9,19 @@
 
 namespace vllm_fork {
 
+// What a packed weight takes on the device at hand.
+using PackedBytes = int64_t (*)(const ProductShape& shape);
+
 void check_channel_statistics(const Tensor& weight);
 void check_equalising_exponents(const Tensor& statistics);
 void check_pack_weight(const Tensor& weight, const std::optional<Tensor>& exponents,
                        int64_t segments);
 void check_unpack_weight(const Tensor& packed, const std::optional<Tensor>& exponents,
-                         const ProductShape& shape);
+                         const ProductShape& shape, PackedBytes packed_bytes);
 void check_portable_product(const Tensor& x, const Tensor& packed,
                             const std::optional<Tensor>& exponents,
                             const std::optional<Tensor>& bias, const ProductShape& shape,
-                            ScalarType dtype);
+                            ScalarType dtype, PackedBytes packed_bytes);
 void check_sum_partials(const Tensor& partials, const std::optional<Tensor>& bias,
                         ScalarType dtype);
 

@@ -44,6 +44,8 @@ const int8_t* exponents_of(const std::optional<Tensor>& exponents) {
   return exponents ? exponents->const_data_ptr<int8_t>() : nullptr;
 }
 
+int64_t packed_bytes(const ProductShape& shape) { return shape.packed_bytes(); }
+
 Tensor channel_statistics(Tensor weight) {
   check_channel_statistics(weight);
   const int64_t outputs = weight.size(0);
@@ -88,7 +90,7 @@ Tensor pack_weight(Tensor weight, std::optional<Tensor> exponents, int64_t segme
 Tensor unpack_weight(Tensor packed, std::optional<Tensor> exponents, int64_t outputs,
                      int64_t inputs, int64_t segments) {
   const ProductShape shape{outputs, inputs, segments};
-  check_unpack_weight(packed, exponents, shape);
+  check_unpack_weight(packed, exponents, shape, packed_bytes);
   Tensor weight = torch::stable::new_empty(packed, {outputs, inputs}, ScalarType::Float);
   share_out(outputs, kNumbersPerTask, inputs, [&](int64_t first, int64_t last) {
     unpack_outputs(shape, packed.const_data_ptr<uint8_t>(), exponents_of(exponents), first, last,
@@ -122,7 +124,7 @@ Tensor portable_product(Tensor x, Tensor packed, std::optional<Tensor> exponents
                         ScalarType dtype) {
   const int64_t inputs = x.dim() == 2 ? x.size(1) : 0;
   const ProductShape shape{outputs, inputs, segments};
-  check_portable_product(x, packed, exponents, bias, shape, dtype);
+  check_portable_product(x, packed, exponents, bias, shape, dtype, packed_bytes);
   const int64_t rows = x.size(0);
   Tensor result = torch::stable::new_empty(x, {rows, outputs}, dtype);
   if (rows == 0) return result;
@@ -146,21 +148,13 @@ Tensor portable_product(Tensor x, Tensor packed, std::optional<Tensor> exponents
   return result;
 }
 
-// One sum of the halving tree over partial sums that lie `stride` apart.
-template <int kCount>
-float sum_of(const float* partials, int64_t stride) {
-  if constexpr (kCount == 1) return *partials;
-  else return sum_of<kCount / 2>(partials, stride) +
-              sum_of<kCount / 2>(partials + kCount / 2 * stride, stride);
-}
-
 template <typename Number, int kCount>
 void write_sums(const float* partials, int64_t rows, int64_t outputs, const float* bias,
                 Number* target) {
   share_out(rows, kNumbersPerTask, outputs, [&](int64_t first, int64_t last) {
     for (int64_t i = first * outputs; i < last * outputs; i += outputs) {
       for (int64_t n = 0; n < outputs; ++n) {
-        const float sum = sum_of<kCount>(partials + i + n, rows * outputs);
+        const float sum = sum_of_halves<kCount>(partials + i + n, rows * outputs);
         target[i + n] = narrow<Number>(bias ? sum + normal_bias(bias[n]) : sum);
       }
     }

@@ -2,6 +2,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "../portable/rotary.h"
+#include "portable_checks.h"
 #include "portable_rows.h"
 
 namespace vllm_fork {
@@ -10,7 +11,6 @@ namespace {
 constexpr const char* kFrequencies = "portable_rotary_frequencies";
 constexpr const char* kTable = "portable_rotary_table";
 constexpr const char* kRotate = "portable_rotate";
-constexpr double kLargestAngle = 0x1p21;
 
 Tensor portable_rotary_frequencies(int64_t size, double base) {
   check(size >= 2 && size % 2 == 0, kFrequencies, ": size must be even and at least 2, but is ",
@@ -25,10 +25,7 @@ Tensor portable_rotary_frequencies(int64_t size, double base) {
 }
 
 Tensor portable_rotary_table(Tensor frequencies, int64_t positions, double scale) {
-  check_dtype(kTable, "frequencies", frequencies, ScalarType::Float);
-  check_dim(kTable, "frequencies", frequencies, 1);
-  check_contiguous(kTable, "frequencies", frequencies);
-  check(positions >= 1, kTable, ": positions must be at least 1, but is ", positions, ".");
+  check_rotary_table(frequencies, positions);
   const int64_t half = frequencies.size(0);
   const auto* frequency = frequencies.const_data_ptr<float>();
   for (int64_t j = 0; j < half; ++j) {
@@ -48,15 +45,8 @@ Tensor portable_rotary_table(Tensor frequencies, int64_t positions, double scale
   return result;
 }
 
-void check_rotate(const Tensor& x, const Tensor& positions, const Tensor& table) {
-  check_portable_type(kRotate, "x", x);
-  check_dim(kRotate, "x", x, 3);
-  check(x.stride(2) == 1, kRotate, ": the last dimension of x must be contiguous.");
-  check_entries(kRotate, "positions", positions, ScalarType::Long, x.size(0), "rows of x");
-  check_matrix(kRotate, "table", table, ScalarType::Float);
-  check(table.size(1) % 2 == 0 && table.size(1) <= x.size(2), kRotate,
-        ": table must have an even number of columns, at most the ", x.size(2),
-        " of a head, but has ", table.size(1), ".");
+// Every position must be in the table.
+void check_positions(const Tensor& x, const Tensor& positions, const Tensor& table) {
   const auto* position = positions.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < x.size(0); ++i) {
     check(0 <= position[i] && position[i] < table.size(0), kRotate, ": positions[", i, "] is ",
@@ -66,6 +56,7 @@ void check_rotate(const Tensor& x, const Tensor& positions, const Tensor& table)
 
 void portable_rotate(Tensor x, Tensor positions, Tensor table, bool is_interleaved) {
   check_rotate(x, positions, table);
+  check_positions(x, positions, table);
   const Numbers numbers(x);
   const auto* position = positions.const_data_ptr<int64_t>();
   const auto* entries = table.const_data_ptr<float>();

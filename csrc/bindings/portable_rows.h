@@ -10,8 +10,7 @@
 #include <vector>
 
 #include "../cpu/isa.h"
-#include "../portable/number_formats.h"
-#include "argument_checks.h"
+#include "formats.h"
 
 namespace vllm_fork {
 
@@ -57,15 +56,6 @@ void for_each_row(int64_t count, int64_t size, const Work& work) {
   });
 }
 
-inline bool is_portable_type(ScalarType type) {
-  return type == ScalarType::Float || type == ScalarType::BFloat16 || type == ScalarType::Half;
-}
-
-inline Format format_of(const Tensor& tensor) {
-  if (tensor.scalar_type() == ScalarType::Float) return Format::kFloat32;
-  return tensor.scalar_type() == ScalarType::BFloat16 ? Format::kBfloat16 : Format::kFloat16;
-}
-
 // Rows of numbers in memory, whatever their format.
 struct Numbers {
   std::byte* start;
@@ -83,26 +73,5 @@ struct Numbers {
     chosen_isa().operations->narrow(format, source, at(index), count);
   }
 };
-
-inline void check_portable_type(const char* op, const char* name, const Tensor& tensor) {
-  check(is_portable_type(tensor.scalar_type()), op, ": ", name,
-        " must have dtype float32, bfloat16 or float16, but has ", dtype_name(tensor.scalar_type()),
-        ".");
-}
-
-// A vector with an entry for each of `length` things.
-inline void check_entries(const char* op, const char* name, const Tensor& tensor, ScalarType type,
-                          int64_t length, const char* things) {
-  check_dtype(op, name, tensor, type);
-  check_dim(op, name, tensor, 1);
-  check_contiguous(op, name, tensor);
-  check_length(op, name, tensor, length, things);
-}
-
-inline void check_matrix(const char* op, const char* name, const Tensor& tensor, ScalarType type) {
-  check_dtype(op, name, tensor, type);
-  check_dim(op, name, tensor, 2);
-  check_contiguous(op, name, tensor);
-}
 
 }  // namespace vllm_fork

@@ -12,7 +12,6 @@ namespace vllm_fork {
 namespace {
 
 constexpr const char* kFilter = "portable_filter";
-constexpr const char* kDraw = "portable_draw";
 
 struct Restriction {
   float temperature;
@@ -96,16 +95,8 @@ void restrict_row(float* row, float* probabilities, int64_t count, const Restric
   }
 }
 
-void check_filter(const Tensor& logits, const Tensor& temperatures, const Tensor& top_k,
-                  const Tensor& top_p, const Tensor& min_p) {
-  check_logits(kFilter, logits);
-  const int64_t rows = logits.size(0);
-  constexpr const char* kRows = "rows of logits";
-  check_entries(kFilter, "temperatures", temperatures, ScalarType::Float, rows, kRows);
-  check_entries(kFilter, "top_k", top_k, ScalarType::Int, rows, kRows);
-  check_entries(kFilter, "top_p", top_p, ScalarType::Float, rows, kRows);
-  check_entries(kFilter, "min_p", min_p, ScalarType::Float, rows, kRows);
-  for (int64_t i = 0; i < rows; ++i) {
+void check_restrictions(const Tensor& temperatures, const Tensor& top_p, const Tensor& min_p) {
+  for (int64_t i = 0; i < temperatures.size(0); ++i) {
     const float temperature = temperatures.const_data_ptr<float>()[i];
     check(temperature >= 0.0f && std::isfinite(temperature), kFilter, ": temperatures[", i,
           "] must be finite and not negative, but is ", temperature, ".");
@@ -120,6 +111,7 @@ void check_filter(const Tensor& logits, const Tensor& temperatures, const Tensor
 Tensor portable_filter(Tensor logits, Tensor temperatures, Tensor top_k, Tensor top_p,
                        Tensor min_p) {
   check_filter(logits, temperatures, top_k, top_p, min_p);
+  check_restrictions(temperatures, top_p, min_p);
   const int64_t vocab = logits.size(1);
   Tensor result =
       torch::stable::new_empty(logits, {logits.size(0), vocab}, ScalarType::Float);
@@ -135,9 +127,7 @@ Tensor portable_filter(Tensor logits, Tensor temperatures, Tensor top_k, Tensor 
 }
 
 Tensor portable_draw(Tensor logits, Tensor seeds, Tensor positions) {
-  check_logits(kDraw, logits);
-  check_entries(kDraw, "seeds", seeds, ScalarType::Long, logits.size(0), "rows of logits");
-  check_entries(kDraw, "positions", positions, ScalarType::Long, logits.size(0), "rows of logits");
+  check_draw(logits, seeds, positions);
   const int64_t vocab = logits.size(1);
   Tensor result = torch::stable::new_empty(logits, {logits.size(0)}, ScalarType::Long);
   auto* tokens = result.mutable_data_ptr<int64_t>();

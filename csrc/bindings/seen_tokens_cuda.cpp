@@ -1,24 +1,12 @@
 // The CUDA implementations of the ops on seen tokens: the torch side of cuda/seen_tokens.cu.
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/tensor.h>
 
 #include "../cuda/seen_tokens.h"
 #include "checks.h"
+#include "cuda_device.h"
 
 namespace vllm_fork {
 namespace {
-
-using torch::stable::accelerator::DeviceGuard;
-
-// The stream that torch's own kernels on this tensor's device would use now.
-cudaStream_t current_stream(const Tensor& tensor) {
-  void* stream = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
-  return static_cast<cudaStream_t>(stream);
-}
 
 SeenMask shape_of(const Tensor& seen) { return {seen.size(0), seen.size(1)}; }
 

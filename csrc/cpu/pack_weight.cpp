@@ -5,6 +5,7 @@
 #include <iterator>
 #include <vector>
 
+#include "../portable/number_types.h"
 #include "../portable/product.h"
 #include "block_digits.h"
 

@@ -3,16 +3,10 @@
 
 #include <cstdint>
 
-#include "../portable/number_types.h"
+#include "../portable/product_arguments.h"
 #include "../portable/product_layout.h"
 
 namespace vllm_fork {
-
-// A weight, [outputs, inputs] of a format, contiguous.
-struct WeightNumbers {
-  const void* data;
-  Format format;
-};
 
 // Writes the panels [first, last). `equalised` are the exponents of the channels, int8 [inputs];
 // null if all are 0. Returns the first output with a number that is not finite or too great, or -1.

@@ -124,7 +124,9 @@ struct Attention {
   }
 
   void find(Block& block, int i) const {
-    const int64_t tile = block.first / kTileTokens + i;
+    // A page that a window has left behind may be gone; what is in another one does not matter.
+    const int64_t first_seen = first_facts().first / kTileTokens;
+    const int64_t tile = std::max(block.first / kTileTokens + i, first_seen);
     const uint8_t* page = task.cache + task.pages[tile / task.page_tiles] * task.page_stride;
     const int64_t place = tile % task.page_tiles;
     const TileLayout& layout = task.layout;

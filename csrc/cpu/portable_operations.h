@@ -8,24 +8,10 @@
 #include <cstdint>
 
 #include "../portable/attention.h"
+#include "../portable/functions.h"
 #include "../portable/number_formats.h"
 
 namespace vllm_fork {
-
-enum class Function {
-  kExp,
-  kExp2,
-  kLog,
-  kTanh,
-  kSigmoid,
-  kErf,
-  kRelu,
-  kSquaredRelu,
-  kSilu,
-  kQuickGelu,
-  kGelu,
-  kGeluTanh,
-};
 
 // What a row's normalisation needs besides the row.
 struct Norm {

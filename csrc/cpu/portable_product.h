@@ -4,18 +4,10 @@
 #include <cstdint>
 
 #include "../portable/number_types.h"
+#include "../portable/product_arguments.h"
 #include "../portable/product_layout.h"
 
 namespace vllm_fork {
-
-// Rows of activations, [rows, inputs] of a format, `stride` numbers apart.
-struct ProductRows {
-  const void* data;
-  int64_t stride;
-  int64_t rows;
-  Format format;
-  const int8_t* equalised;  // [inputs], the exponents of the channels; null if all are 0
-};
 
 // Where sums go, [rows, outputs] of a format, one after the other.
 struct ProductOutput {

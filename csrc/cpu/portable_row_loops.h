@@ -129,9 +129,7 @@ struct RowLoops {
     const uint32_t row_scale = scale_of(static_cast<uint32_t>(largest));
     const float factor = to_integers(row_scale);
     for (int64_t d = 0; d < size; ++d) {
-      // Its low bits are the integer; an infinity times 0 leaves low bits of 0.
-      const uint32_t rounded = bits_of(x[d] * factor + kRounder);
-      integers[d] = static_cast<int16_t>(row_scale == kInvalidScale ? 0 : rounded);
+      integers[d] = row_integer(x[d], row_scale, factor);
     }
     row.split(size);
     return row_scale;
@@ -169,9 +167,7 @@ struct RowLoops {
 
   // The largest of all; NaN if one is NaN.
   static float largest_of(const float* x, int64_t count) {
-    const int32_t key = largest_key(x, count);
-    return key == INT32_MAX ? float_of(kNanBits)
-                            : float_of(static_cast<uint32_t>(key < 0 ? key ^ 0x7fffffff : key));
+    return number_of_key(largest_key(x, count));
   }
 
   static constexpr int kSumsAtOnce = 64;  // any number would do: they are exact
@@ -234,11 +230,8 @@ struct RowLoops {
   static void noise_words(uint32_t* __restrict words, int64_t groups, int64_t first_group,
                           int64_t seed, int64_t position) {
     for (int64_t g = 0; g < groups; ++g) {
-      uint32_t counter[4] = {static_cast<uint32_t>(first_group + g),
-                             static_cast<uint32_t>(position),
-                             static_cast<uint32_t>(position >> 32), 0};
-      philox(counter, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
-      for (int j = 0; j < 4; ++j) words[4 * g + j] = counter[j];
+      const NoiseWords group(first_group + g, seed, position);
+      for (int j = 0; j < 4; ++j) words[4 * g + j] = group.words[j];
     }
   }
 };

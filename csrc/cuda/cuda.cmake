@@ -17,7 +17,20 @@ else()
                   "_fork_C will build, but load only beside one that has.")
 endif()
 
-target_sources(_fork_C PRIVATE bindings/seen_tokens_cuda.cpp cuda/seen_tokens.cu)
+target_sources(_fork_C PRIVATE
+  bindings/portable_attention_cuda.cpp
+  bindings/portable_logits_cuda.cpp
+  bindings/portable_product_cuda.cpp
+  bindings/portable_rows_cuda.cpp
+  bindings/seen_tokens_cuda.cpp
+  cuda/portable_attention.cu
+  cuda/portable_cache.cu
+  cuda/portable_functions.cu
+  cuda/portable_logits.cu
+  cuda/portable_norm.cu
+  cuda/portable_product.cu
+  cuda/portable_rotary.cu
+  cuda/seen_tokens.cu)
 target_compile_features(_fork_C PRIVATE cuda_std_17)
 target_compile_options(_fork_C PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-O3 -fmad=false>)
 target_compile_definitions(_fork_C PRIVATE USE_CUDA)

@@ -39,6 +39,13 @@ VLLM_FORK_INLINE float to_integers(uint32_t scale) {
   return scale == kInvalidScale ? 0.0f : float_of((254 - scale) << 23);
 }
 
+// An element of a row of this scale as an integer; `factor` is to_integers(scale).
+VLLM_FORK_INLINE int16_t row_integer(float x, uint32_t scale, float factor) {
+  // Its low bits are the integer.
+  const uint32_t rounded = bits_of(x * factor + kRounder);
+  return static_cast<int16_t>(scale == kInvalidScale ? 0 : rounded);
+}
+
 // An integer is 256 * upper + lower with digits in -127..127 and -128..127.
 VLLM_FORK_INLINE int32_t lower_digit(int32_t integer) { return static_cast<int8_t>(integer); }
 VLLM_FORK_INLINE int32_t upper_digit(int32_t integer) {

@@ -17,4 +17,22 @@ VLLM_FORK_INLINE int32_t ordered_key(float value) {
   return (key & ~if_nan) | (kAllButSign & if_nan);
 }
 
+// The number that has a key; NaN if that is the largest.
+VLLM_FORK_INLINE float number_of_key(int32_t key) {
+  return key == 0x7fffffff ? float_of(kNanBits)
+                           : float_of(static_cast<uint32_t>(key < 0 ? key ^ 0x7fffffff : key));
+}
+
+// A key and an index as one number: larger keys first, of equal ones the lower index.
+VLLM_FORK_INLINE uint64_t rank_of_key(int32_t key, int64_t index) {
+  return static_cast<uint64_t>(static_cast<uint32_t>(key) ^ kSignBit) << 32 |
+         (0xffffffffu - static_cast<uint32_t>(index));
+}
+VLLM_FORK_INLINE uint64_t rank_of(float value, int64_t index) {
+  return rank_of_key(ordered_key(value), index);
+}
+VLLM_FORK_INLINE int64_t index_of(uint64_t rank) {
+  return 0xffffffffu - static_cast<uint32_t>(rank);
+}
+
 }  // namespace vllm_fork

@@ -67,6 +67,17 @@ VLLM_FORK_INLINE int64_t channel_statistic(float x) {
   return capped < kLeast ? 0 : int64_t{1} << (2 * (capped - kLeast));
 }
 
+// The sum of kCount sums, which lie `stride` apart, by a tree of halves.
+template <int kCount>
+VLLM_FORK_INLINE float sum_of_halves(const float* sums, int64_t stride) {
+  if constexpr (kCount == 1) {
+    return *sums;
+  } else {
+    constexpr int kHalf = kCount / 2;
+    return sum_of_halves<kHalf>(sums, stride) + sum_of_halves<kHalf>(sums + kHalf * stride, stride);
+  }
+}
+
 // Bias elements below 2^-103 count as zero: then no sum with one is subnormal.
 VLLM_FORK_INLINE float normal_bias(float bias) {
   constexpr uint32_t kLeast = (127 - 103) << 23;

@@ -8,6 +8,8 @@
 
 namespace vllm_fork {
 
+constexpr double kLargestAngle = 0x1p21;  // of a table's entries
+
 // base^(-2 * index / size), the frequency of the pair `index` of `size` elements.
 VLLM_FORK_INLINE float rotary_frequency(double base, int64_t index, int64_t size) {
   const double exponent = static_cast<double>(2 * index) / static_cast<double>(size);

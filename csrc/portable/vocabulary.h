@@ -16,6 +16,15 @@ VLLM_FORK_INLINE double probability_count(float probability) {
   return (static_cast<double>(probability) * 0x1p34 + 0x1.8p52) - 0x1.8p52;
 }
 
+// The same as an integer, for a GPU, most of which are slow in float64.
+VLLM_FORK_INLINE int64_t probability_units(float probability) {
+#if defined(__CUDA_ARCH__)
+  return __float2ll_rn(probability * 0x1p34f);
+#else
+  return __builtin_llrintf(probability * 0x1p34f);
+#endif
+}
+
 // Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 VLLM_FORK_INLINE void philox(uint32_t counter[4], uint32_t key0, uint32_t key1) {
   for (int round = 0; round < 10; ++round) {
@@ -29,6 +38,17 @@ VLLM_FORK_INLINE void philox(uint32_t counter[4], uint32_t key0, uint32_t key1) 
     key1 += 0xbb67ae85u;
   }
 }
+
+// The words that the tokens 4 * group..4 * group + 3 have at a position.
+struct NoiseWords {
+  uint32_t words[4];
+
+  VLLM_FORK_INLINE NoiseWords(int64_t group, int64_t seed, int64_t position)
+      : words{static_cast<uint32_t>(group), static_cast<uint32_t>(position),
+              static_cast<uint32_t>(position >> 32), 0} {
+    philox(words, static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32));
+  }
+};
 
 // -ln(-ln(1 - u)) of u = (bits + 1/2) / 2^32: a number of the Gumbel distribution, always finite.
 // Those that win have a small u, whose 24 bits float32 keeps; a u that rounds to 1 stands for the

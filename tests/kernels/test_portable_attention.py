@@ -124,12 +124,13 @@ def test_what_is_not_seen_does_not_matter() -> None:
     assert_same(attend(other)[149:190], attend(case)[149:190])
 
 
-def test_pages_of_parts_that_a_window_has_left_may_be_gone() -> None:
+@pytest.mark.parametrize("page", [-1, 2**31 - 1])
+def test_pages_of_parts_that_a_window_has_left_may_be_gone(page: int) -> None:
     case = make_case(200, window=50)
     whole = attend(case)
     paged = PagedCases([case], block_size=16)
     paged.step([199])
-    paged.pages[0, :9] = -1  # the last query sees tokens from 150 on
+    paged.pages[0, :9] = page  # the last query sees tokens from 150 on
     assert_same(paged.step([1])[0], whole[199:])
 
 

@@ -59,7 +59,7 @@ def portable_append(
 
     Args:
         keys: float32, bfloat16 or float16 [n, num_kv_heads, head_size], last dimension contiguous,
-            on CPU. head_size is a multiple of 16 up to 256.
+            on CPU or CUDA. head_size is a multiple of 16 up to 256.
         values: likewise; the dtypes may differ.
         cache: uint8, see `attention_cache_shape`, last dimension contiguous; changed in place.
         slots: int64 [n], contiguous: block * block_size + place in it. Below 0 nothing is written.
@@ -67,7 +67,7 @@ def portable_append(
 
     Raises:
         RuntimeError: a dtype, shape or layout is none of these, or a slot is outside of the cache;
-            nothing is written then.
+            nothing is written then. On CUDA, nothing is written for a slot outside of the cache.
     """
     torch.ops.vllm_fork.portable_append(keys, values, cache, slots)
 
@@ -91,7 +91,7 @@ def portable_attention(
 
     Args:
         query: float32, bfloat16 or float16 [n, num_heads, head_size], last dimension contiguous, on
-            CPU: the queries of all sequences, one after the other.
+            CPU or CUDA: the queries of all sequences, one after the other.
         cache: uint8, see `attention_cache_shape`; num_heads is a multiple of its heads.
         pages: int32 [num_sequences, max_blocks], contiguous: the blocks of each sequence.
         query_starts: int32 [num_sequences + 1], contiguous: where each sequence's queries begin,
@@ -109,7 +109,10 @@ def portable_attention(
         not finite.
 
     Raises:
-        RuntimeError: a dtype, shape, layout, length or page is none of these.
+        RuntimeError: a dtype, shape, layout, length or page is none of these. What is in a tensor
+            on CUDA is not looked at: a query whose sequence has a wrong length, or that sees a
+            token in a page that there is not, has a result of NaN. Rows of query behind the last
+            sequence are allowed there, for captured graphs, and their results mean nothing.
     """
     return torch.ops.vllm_fork.portable_attention(
         query, cache, pages, query_starts, lengths, scale, window, soft_cap, slopes, sinks

@@ -49,7 +49,7 @@ def portable_map(x: torch.Tensor, function: Function) -> torch.Tensor:
     """Apply a function to each element.
 
     Args:
-        x: float32, bfloat16 or float16, of any shape, contiguous, on CPU.
+        x: float32, bfloat16 or float16, of any shape, contiguous, on CPU or CUDA.
         function: which.
 
     Returns:
@@ -67,7 +67,7 @@ def portable_gated(x: torch.Tensor, function: Function) -> torch.Tensor:
     The product is rounded, the function's value before it is not.
 
     Args:
-        x: float32, bfloat16 or float16 [..., 2 * d], contiguous, on CPU.
+        x: float32, bfloat16 or float16 [..., 2 * d], contiguous, on CPU or CUDA.
         function: which.
 
     Returns:

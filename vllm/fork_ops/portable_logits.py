@@ -33,8 +33,8 @@ def portable_log_softmax(logits: torch.Tensor) -> torch.Tensor:
     """Return the logarithms of the probabilities of all tokens.
 
     Args:
-        logits: float32, bfloat16 or float16 [n, vocab_size], last dimension contiguous, on CPU,
-            with fewer than 2^19 columns.
+        logits: float32, bfloat16 or float16 [n, vocab_size], last dimension contiguous, on CPU or
+            CUDA, with fewer than 2^19 columns.
 
     Returns:
         float32 [n, vocab_size]; a row is NaN if its largest logit is not finite.

@@ -37,7 +37,7 @@ def portable_rms_norm(
     """Divide rows by the root of their mean square.
 
     Args:
-        x: float32, bfloat16 or float16 [..., size], contiguous, on CPU.
+        x: float32, bfloat16 or float16 [..., size], contiguous, on CPU or CUDA.
         weight: [size], any of these dtypes; by default ones.
         epsilon: is added to the mean square.
         residual: like x. It becomes x + residual, rounded, and that is what is normalised.
@@ -65,7 +65,7 @@ def portable_layer_norm(
     """Subtract the mean of each row, and divide by its standard deviation.
 
     Args:
-        x: float32, bfloat16 or float16 [..., size], contiguous, on CPU.
+        x: float32, bfloat16 or float16 [..., size], contiguous, on CPU or CUDA.
         weight: [size], any of these dtypes; by default ones.
         bias: likewise, only with a weight; by default zeros.
         epsilon: is added to the variance.

@@ -81,8 +81,8 @@ class PackedWeight:
     """A weight as the product reads it.
 
     Attributes:
-        packed: uint8 [any], as laid out in ``csrc/portable/product_layout.h``; starts at a
-            multiple of 64 bytes.
+        packed: uint8 [any], as laid out in ``csrc/portable/product_layout.h``, on a GPU in
+            ``csrc/cuda/digit_tiles.cuh``; starts at a multiple of 64 bytes.
         exponents: int8 [in_features], of the input channels; None if all are 0.
         out_features: rows of the weight.
         in_features: its columns.

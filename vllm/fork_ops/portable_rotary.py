@@ -48,7 +48,7 @@ def rotary_table(frequencies: torch.Tensor, positions: int, scale: float = 1.0) 
     """Return cosines and sines for positions 0..positions - 1, the layout of vLLM's cache.
 
     Args:
-        frequencies: float32 [h], contiguous, on CPU, not negative.
+        frequencies: float32 [h], contiguous, on CPU or CUDA, not negative.
         positions: how many; the largest angle is at most 2^21.
         scale: multiplies all entries.
 
@@ -56,7 +56,8 @@ def rotary_table(frequencies: torch.Tensor, positions: int, scale: float = 1.0) 
         float32 [positions, 2 * h]: the cosines, then the sines.
 
     Raises:
-        RuntimeError: an argument is none of these.
+        RuntimeError: an argument is none of these. What is in a tensor on CUDA is not looked at:
+            entries of a frequency out of its range are NaN.
     """
     return torch.ops.vllm_fork.portable_rotary_table(frequencies, positions, scale)
 
@@ -68,13 +69,13 @@ def portable_rotate(
 
     Args:
         x: float32, bfloat16 or float16 [n, heads, size], last dimension contiguous, the others at
-            any distance, on CPU.
+            any distance, on CPU or CUDA.
         positions: int64 [n], contiguous.
         table: float32 [max_positions, 2 * h], contiguous, with 2 * h <= size: see `rotary_table`.
         is_interleaved: pairs are (2j, 2j + 1), as in GPT-J, and not (j, h + j), as in GPT-NeoX.
 
     Raises:
         RuntimeError: a dtype, shape or layout is none of these, or a position is not in the table;
-            x is as it was then.
+            x is as it was then. On CUDA, heads at a position that is not in the table become NaN.
     """
     torch.ops.vllm_fork.portable_rotate(x, positions, table, is_interleaved)

@@ -38,8 +38,8 @@ def portable_filter(
     """Divide logits by the temperature, then remove what min_p, top_k and top_p remove.
 
     Args:
-        logits: float32, bfloat16 or float16 [n, vocab_size], last dimension contiguous, on CPU,
-            with fewer than 2^19 columns.
+        logits: float32, bfloat16 or float16 [n, vocab_size], last dimension contiguous, on CPU or
+            CUDA, with fewer than 2^19 columns.
         temperatures: float32 [n], contiguous, not negative. Zero leaves the largest logit alone.
         top_k: int32 [n], contiguous: how many tokens stay; all if it is below 1.
         top_p: float32 [n], contiguous, 0 to 1: the share of the probability that stays.
@@ -50,7 +50,8 @@ def portable_filter(
         float32 [n, vocab_size], -infinity where a token is removed.
 
     Raises:
-        RuntimeError: an argument is none of these.
+        RuntimeError: an argument is none of these. What is in a tensor on CUDA is not looked at:
+            a row with a number out of its range becomes NaN, of which no token is drawn.
     """
     return torch.ops.vllm_fork.portable_filter(logits, temperatures, top_k, top_p, min_p)
 

@@ -1,0 +1,144 @@
+// The CUDA implementation of the portable product's ops: the torch side of cuda/portable_product.cu.
+//
+// What is computed for every token, portable_product and sum_partials, is queued and not waited for.
+// What is done once to a weight waits where its values are checked.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <optional>
+
+#include "../cpu/pack_weight.h"
+#include "../cuda/portable_product.h"
+#include "cuda_device.h"
+#include "formats.h"
+#include "portable_product_checks.h"
+
+namespace vllm_fork {
+namespace {
+
+using torch::headeronly::DeviceType;
+using torch::stable::Device;
+
+int64_t attribute(cudaDeviceAttr name, int device) {
+  int value = 0;
+  STD_CUDA_CHECK(cudaDeviceGetAttribute(&value, name, device));
+  return value;
+}
+
+Multiprocessors multiprocessors_of(const Tensor& tensor) {
+  const int device = tensor.get_device_index();
+  const int64_t major = attribute(cudaDevAttrComputeCapabilityMajor, device);
+  return {
+      .count = attribute(cudaDevAttrMultiProcessorCount, device),
+      .shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device),
+      .has_warpgroups = major == 9,
+      .splits = 0,
+  };
+}
+
+Tensor on_cpu(const Tensor& tensor) { return torch::stable::to(tensor, Device(DeviceType::CPU)); }
+
+const int8_t* exponents_of(const std::optional<Tensor>& exponents) {
+  return exponents ? exponents->const_data_ptr<int8_t>() : nullptr;
+}
+
+ProductResult result_in(const Tensor& result, const std::optional<Tensor>& bias) {
+  return {result.data_ptr(), format_of(result), bias ? bias->data_ptr() : nullptr,
+          bias ? format_of(*bias) : Format::kFloat32};
+}
+
+Tensor channel_statistics(Tensor weight) {
+  check_channel_statistics(weight);
+  const DeviceGuard guard(weight.get_device_index());
+  Tensor statistics = torch::stable::new_zeros(weight, {weight.size(1)}, ScalarType::Long);
+  STD_CUDA_CHECK(launch_channel_statistics(
+      {weight.data_ptr(), format_of(weight)}, weight.size(0), weight.size(1),
+      reinterpret_cast<unsigned long long*>(statistics.mutable_data_ptr<int64_t>()),
+      current_stream(weight)));
+  return statistics;
+}
+
+// On the CPU: a few numbers, whose values have to be looked at there anyway.
+Tensor equalising_exponents(Tensor statistics) {
+  check_equalising_exponents(statistics);
+  const Tensor values = on_cpu(statistics);
+  const Tensor exponents = torch::stable::new_empty(values, {values.size(0)}, ScalarType::Char);
+  equalise_channels(values.const_data_ptr<int64_t>(), values.size(0),
+                    exponents.mutable_data_ptr<int8_t>());
+  return torch::stable::to(exponents, statistics.device());
+}
+
+Tensor pack_weight(Tensor weight, std::optional<Tensor> exponents, int64_t segments) {
+  check_pack_weight(weight, exponents, segments);
+  const DeviceGuard guard(weight.get_device_index());
+  const ProductShape shape{weight.size(0), weight.size(1), segments};
+  Tensor packed =
+      torch::stable::new_empty(weight, {packed_weight_bytes(shape)}, ScalarType::Byte);
+  Tensor refused = torch::stable::new_empty(weight, {1}, ScalarType::Long);
+  refused = torch::stable::fill_(refused, -1);
+  STD_CUDA_CHECK(launch_pack_weight(
+      shape, {weight.data_ptr(), format_of(weight)}, exponents_of(exponents),
+      packed.mutable_data_ptr<uint8_t>(),
+      reinterpret_cast<unsigned long long*>(refused.mutable_data_ptr<int64_t>()),
+      current_stream(weight)));
+  check_packed_output(*on_cpu(refused).const_data_ptr<int64_t>());
+  return packed;
+}
+
+Tensor unpack_weight(Tensor packed, std::optional<Tensor> exponents, int64_t outputs,
+                     int64_t inputs, int64_t segments) {
+  const ProductShape shape{outputs, inputs, segments};
+  check_unpack_weight(packed, exponents, shape, packed_weight_bytes);
+  const DeviceGuard guard(packed.get_device_index());
+  Tensor weight = torch::stable::new_empty(packed, {outputs, inputs}, ScalarType::Float);
+  STD_CUDA_CHECK(launch_unpack_weight(shape, packed.const_data_ptr<uint8_t>(),
+                                      exponents_of(exponents), weight.mutable_data_ptr<float>(),
+                                      current_stream(packed)));
+  return weight;
+}
+
+Tensor portable_product(Tensor x, Tensor packed, std::optional<Tensor> exponents,
+                        std::optional<Tensor> bias, int64_t outputs, int64_t segments,
+                        ScalarType dtype) {
+  const int64_t inputs = x.dim() == 2 ? x.size(1) : 0;
+  const ProductShape shape{outputs, inputs, segments};
+  check_portable_product(x, packed, exponents, bias, shape, dtype, packed_weight_bytes);
+  const int64_t rows = x.size(0);
+  Tensor result = torch::stable::new_empty(x, {rows, outputs}, dtype);
+  if (rows == 0) return result;
+
+  const DeviceGuard guard(x.get_device_index());
+  const Multiprocessors gpu = multiprocessors_of(x);
+  Tensor workspace = torch::stable::new_empty(
+      x, {product_workspace_bytes(shape, rows, gpu)}, ScalarType::Byte);
+  const ProductRows numbers{x.data_ptr(), x.stride(0), rows, format_of(x),
+                            exponents_of(exponents)};
+  STD_CUDA_CHECK(launch_portable_product(shape, numbers, packed.const_data_ptr<uint8_t>(),
+                                         workspace.mutable_data_ptr<uint8_t>(),
+                                         result_in(result, bias), gpu, current_stream(x)));
+  return result;
+}
+
+Tensor sum_partials(Tensor partials, std::optional<Tensor> bias, ScalarType dtype) {
+  check_sum_partials(partials, bias, dtype);
+  const DeviceGuard guard(partials.get_device_index());
+  const int64_t rows = partials.size(1);
+  const int64_t outputs = partials.size(2);
+  Tensor result = torch::stable::new_empty(partials, {rows, outputs}, dtype);
+  STD_CUDA_CHECK(launch_sum_partials(partials.const_data_ptr<float>(), partials.size(0), rows,
+                                     outputs, result_in(result, bias), current_stream(partials)));
+  return result;
+}
+
+}  // namespace
+}  // namespace vllm_fork
+
+STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CUDA, library) {
+  library.impl("channel_statistics", TORCH_BOX(&vllm_fork::channel_statistics));
+  library.impl("equalising_exponents", TORCH_BOX(&vllm_fork::equalising_exponents));
+  library.impl("pack_weight", TORCH_BOX(&vllm_fork::pack_weight));
+  library.impl("unpack_weight", TORCH_BOX(&vllm_fork::unpack_weight));
+  library.impl("portable_product", TORCH_BOX(&vllm_fork::portable_product));
+  library.impl("sum_partials", TORCH_BOX(&vllm_fork::sum_partials));
+}

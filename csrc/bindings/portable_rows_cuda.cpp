@@ -1,0 +1,110 @@
+// The CUDA implementations of portable_map, portable_gated, portable_norm, portable_rotary_table and
+// portable_rotate: the torch side of cuda/portable_functions.cu, portable_norm.cu and
+// portable_rotary.cu.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../cuda/portable_functions.h"
+#include "../cuda/portable_norm.h"
+#include "../cuda/portable_rotary.h"
+#include "cuda_device.h"
+#include "formats.h"
+#include "portable_checks.h"
+
+namespace vllm_fork {
+namespace {
+
+Tensor portable_map(Tensor x, std::string function) {
+  const Function chosen = function_named("portable_map", function);
+  check_map(x);
+  const DeviceGuard guard(x.get_device_index());
+  Tensor result = torch::stable::empty_like(x);
+  STD_CUDA_CHECK(launch_portable_map(x.data_ptr(), result.data_ptr(), format_of(x), x.numel(),
+                                     chosen, current_stream(x)));
+  return result;
+}
+
+Tensor portable_gated(Tensor x, std::string function) {
+  const Function chosen = function_named("portable_gated", function);
+  check_gated(x);
+  const DeviceGuard guard(x.get_device_index());
+  std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
+  const int64_t half = shape.back() /= 2;
+  Tensor result = torch::stable::new_empty(x, shape);
+  const int64_t rows = half == 0 ? 0 : result.numel() / half;
+  STD_CUDA_CHECK(launch_portable_gated(x.data_ptr(), result.data_ptr(), format_of(x), rows, half,
+                                       chosen, current_stream(x)));
+  return result;
+}
+
+NormParameter parameter_of(const std::optional<Tensor>& tensor) {
+  if (!tensor) return {nullptr, Format::kFloat32};
+  return {tensor->data_ptr(), format_of(*tensor)};
+}
+
+Tensor portable_norm(Tensor x, std::optional<Tensor> residual, std::optional<Tensor> weight,
+                     std::optional<Tensor> bias, double epsilon, double weight_offset,
+                     bool is_centred) {
+  check_norm(x, residual, weight, bias, epsilon);
+  check_devices("portable_norm", "x", x,
+                {{"residual", residual}, {"weight", weight}, {"bias", bias}});
+  const DeviceGuard guard(x.get_device_index());
+  Tensor result = torch::stable::empty_like(x);
+  const NormTask task{x.data_ptr(),
+                      residual ? residual->data_ptr() : nullptr,
+                      result.data_ptr(),
+                      format_of(x),
+                      x.numel() / x.size(-1),
+                      x.size(-1),
+                      parameter_of(weight),
+                      parameter_of(bias),
+                      static_cast<float>(weight_offset),
+                      static_cast<float>(epsilon),
+                      is_centred};
+  STD_CUDA_CHECK(launch_portable_norm(task, current_stream(x)));
+  return result;
+}
+
+Tensor portable_rotary_table(Tensor frequencies, int64_t positions, double scale) {
+  check_rotary_table(frequencies, positions);
+  const DeviceGuard guard(frequencies.get_device_index());
+  const int64_t half = frequencies.size(0);
+  Tensor result = torch::stable::new_empty(frequencies, {positions, 2 * half});
+  STD_CUDA_CHECK(launch_portable_rotary_table(frequencies.const_data_ptr<float>(),
+                                              result.mutable_data_ptr<float>(), positions, half,
+                                              scale, current_stream(frequencies)));
+  return result;
+}
+
+void portable_rotate(Tensor x, Tensor positions, Tensor table, bool is_interleaved) {
+  check_rotate(x, positions, table);
+  check_devices("portable_rotate", "x", x, {{"positions", positions}, {"table", table}});
+  const DeviceGuard guard(x.get_device_index());
+  const RotationTask task{x.data_ptr(),
+                          format_of(x),
+                          x.size(0),
+                          x.size(1),
+                          x.stride(0),
+                          x.stride(1),
+                          positions.const_data_ptr<int64_t>(),
+                          table.const_data_ptr<float>(),
+                          table.size(0),
+                          table.size(1) / 2,
+                          is_interleaved};
+  STD_CUDA_CHECK(launch_portable_rotate(task, current_stream(x)));
+}
+
+}  // namespace
+}  // namespace vllm_fork
+
+STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CUDA, library) {
+  library.impl("portable_map", TORCH_BOX(&vllm_fork::portable_map));
+  library.impl("portable_gated", TORCH_BOX(&vllm_fork::portable_gated));
+  library.impl("portable_norm", TORCH_BOX(&vllm_fork::portable_norm));
+  library.impl("portable_rotary_table", TORCH_BOX(&vllm_fork::portable_rotary_table));
+  library.impl("portable_rotate", TORCH_BOX(&vllm_fork::portable_rotate));
+}

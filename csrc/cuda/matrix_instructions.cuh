@@ -1,0 +1,57 @@
+// Tensor cores' products of 8-bit integers, exact, as every card from sm_80 on has them.
+#pragma once
+
+#include <cstdint>
+
+#include "device.cuh"
+
+namespace vllm_fork {
+
+// sums += a * b for a [16, 32] and b [32, 8], all lanes of a warp together: where some may have gone
+// another way before, __syncwarp() is needed. With g = lane / 4 and q = lane % 4, and 4 bytes to a
+// word, a lane has
+//
+//   a[0] of row g and columns 4 * q.., a[1] of row g + 8; a[2], a[3] the same, 16 columns on
+//   b[0] of rows 4 * q.. and column g; b[1] the same, 16 rows on
+//   sums[0], sums[1] of row g and columns 2 * q, 2 * q + 1; sums[2], sums[3] of row g + 8
+struct Fragments {
+  uint32_t a[4];
+  uint32_t b[2];
+};
+
+#if defined(VLLM_FORK_EMULATE_CUDA)
+
+inline int32_t dot_of_words(uint32_t a, uint32_t b) {
+  int32_t sum = 0;
+  for (int i = 0; i < 32; i += 8) {
+    sum += static_cast<int8_t>(a >> i) * static_cast<int8_t>(b >> i);
+  }
+  return sum;
+}
+
+inline void multiply_add(int32_t (&sums)[4], const Fragments& own) {
+  const Fragments* lanes = emulation::exchange(own);
+  const int row = emulation::lane() / 4;
+  const int column = emulation::lane() % 4 * 2;
+  for (int i = 0; i < 4; ++i) {
+    for (int q = 0; q < 4; ++q) {
+      const Fragments& left = lanes[row * 4 + q];
+      const Fragments& right = lanes[(column + i % 2) * 4 + q];
+      sums[i] += dot_of_words(left.a[i / 2], right.b[0]);
+      sums[i] += dot_of_words(left.a[i / 2 + 2], right.b[1]);
+    }
+  }
+}
+
+#else
+
+__device__ __forceinline__ void multiply_add(int32_t (&sums)[4], const Fragments& own) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
+      : "r"(own.a[0]), "r"(own.a[1]), "r"(own.a[2]), "r"(own.a[3]), "r"(own.b[0]), "r"(own.b[1]));
+}
+
+#endif
+
+}  // namespace vllm_fork

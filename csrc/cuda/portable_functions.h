@@ -1,0 +1,20 @@
+// Launchers of functions and gated activations: plain pointers and sizes, nothing of torch.
+#pragma once
+
+#include <cstdint>
+
+#include "../portable/functions.h"
+#include "../portable/number_formats.h"
+#include "runtime.h"
+
+namespace vllm_fork {
+
+// result[i] = function(x[i]) for i in [0, count).
+cudaError_t launch_portable_map(const void* x, void* result, Format format, int64_t count,
+                                Function function, cudaStream_t stream);
+
+// x [rows, 2 * half], result [rows, half]: function(x[i, j]) * x[i, half + j].
+cudaError_t launch_portable_gated(const void* x, void* result, Format format, int64_t rows,
+                                  int64_t half, Function function, cudaStream_t stream);
+
+}  // namespace vllm_fork

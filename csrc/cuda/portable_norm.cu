@@ -1,0 +1,1 @@
+#include "portable_norm.cuh"

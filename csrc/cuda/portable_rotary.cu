@@ -1,0 +1,1 @@
+#include "portable_rotary.cuh"

@@ -1,0 +1,325 @@
+// Runs the threads of a CUDA block one at a time on the CPU, as fibers that yield where a GPU's
+// threads wait for each other.
+//
+// The order in which they run is drawn anew at each step: a random warp, its threads in random
+// order. So a thread that does not wait for what it reads finds, sooner or later, what was there
+// before. Memory that the block shares begins as garbage and lies between guards.
+#pragma once
+
+#include <setjmp.h>
+#include <signal.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <source_location>
+#include <sstream>
+#include <string>
+#include <vector>
+
+struct dim3 {
+  unsigned int x, y, z;
+  constexpr dim3(unsigned int nx = 1, unsigned int ny = 1, unsigned int nz = 1)
+      : x(nx), y(ny), z(nz) {}
+};
+
+namespace vllm_fork::emulation {
+
+constexpr int kWarpThreads = 32;
+constexpr int kMostThreads = 1024;
+constexpr size_t kMostSharedBytes = 99 * 1024;  // of a block, on the cards that have least
+constexpr size_t kStackBytes = 128 * 1024;      // of a thread
+constexpr size_t kGuardBytes = 64;
+constexpr int kGuard = 0xa5;
+constexpr int kGarbage = 0xff;  // floats are NaN, integers -1
+
+// What went wrong since the last launch; empty if nothing.
+inline std::string failure;
+
+// Another seed gives the threads another order.
+inline uint64_t schedule_seed = 1;
+
+// xorshift64* (Vigna, 2016).
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15u | 1) {}
+
+  uint64_t below(uint64_t bound) {
+    state_ ^= state_ >> 12;
+    state_ ^= state_ << 25;
+    state_ ^= state_ >> 27;
+    return (state_ * 0x2545f4914f6cdd1du >> 33) % bound;
+  }
+
+ private:
+  uint64_t state_;
+};
+
+// Memory with a guard on either side.
+class GuardedMemory {
+ public:
+  explicit GuardedMemory(size_t bytes) : bytes_(bytes), all_(bytes + 3 * kGuardBytes) {
+    std::memset(all_.data(), kGuard, all_.size());
+    std::memset(start(), kGarbage, bytes);
+  }
+
+  std::byte* start() {
+    const auto address = reinterpret_cast<uintptr_t>(all_.data()) + kGuardBytes;
+    return all_.data() + kGuardBytes + (kGuardBytes - address % kGuardBytes) % kGuardBytes;
+  }
+
+  size_t bytes() const { return bytes_; }
+
+  bool is_intact() {
+    const auto is_guard = [](std::byte b) { return b == static_cast<std::byte>(kGuard); };
+    return std::all_of(all_.data(), start(), is_guard) &&
+           std::all_of(start() + bytes_, all_.data() + all_.size(), is_guard);
+  }
+
+ private:
+  size_t bytes_;
+  std::vector<std::byte> all_;
+};
+
+enum class State { kReady, kAtBarrier, kInWarp, kDone };
+
+struct Thread {
+  dim3 index;
+  int warp;
+  int lane;
+  State state = State::kReady;
+  bool has_started = false;
+  std::source_location place;  // where it waits
+  int exchanges = 0;
+  jmp_buf registers;
+  ucontext_t context;
+};
+
+struct Warp {
+  int size = 0;  // lanes
+  alignas(16) std::byte values[2][kWarpThreads * 64];
+};
+
+class Block {
+ public:
+  Block(dim3 grid, dim3 block, dim3 index, size_t shared_bytes, std::function<void()> kernel,
+        uint64_t seed)
+      : grid_dim(grid),
+        block_dim(block),
+        block_index(index),
+        dynamic_(shared_bytes),
+        kernel_(std::move(kernel)),
+        random_(seed) {
+    const unsigned int count = block.x * block.y * block.z;
+    threads_.resize(count);
+    warps_.resize((count + kWarpThreads - 1) / kWarpThreads);
+    for (unsigned int i = 0; i < count; ++i) {
+      threads_[i].index = {i % block.x, i / block.x % block.y, i / (block.x * block.y)};
+      threads_[i].warp = static_cast<int>(i) / kWarpThreads;
+      threads_[i].lane = static_cast<int>(i) % kWarpThreads;
+      ++warps_[threads_[i].warp].size;
+    }
+  }
+
+  void run() {
+    current_block = this;
+    int warp = 0;
+    while (failure.empty() && choose_warp(&warp)) {
+      run_warp(warp);
+      release_warp(warp);
+      release_barrier();
+    }
+    check_end();
+    current_block = nullptr;
+  }
+
+  void wait_at_barrier(const std::source_location& place) { wait(State::kAtBarrier, place); }
+
+  // Each lane gives a value and gets those of all lanes, until it calls again.
+  template <typename T>
+  const T* exchange(const T& value, const std::source_location& place) {
+    static_assert(sizeof(T) <= 64);
+    Thread& self = *current_;
+    auto* values = reinterpret_cast<T*>(warps_[self.warp].values[self.exchanges++ % 2]);
+    values[self.lane] = value;
+    wait(State::kInWarp, place);
+    return values;
+  }
+
+  // Stops the block: the calling thread goes no further.
+  void fail(const std::string& sentence) {
+    failure = sentence;
+    if (current_ != nullptr) _longjmp(scheduler_, 1);
+  }
+
+  const Thread& current() const { return *current_; }
+  std::byte* dynamic_memory() { return dynamic_.start(); }
+  size_t dynamic_bytes() const { return dynamic_.bytes(); }
+
+  // The memory for what `key` stands for, the same for all threads.
+  std::byte* static_memory(const void* key, size_t bytes) {
+    for (auto& [known, memory] : statics_) {
+      if (known == key) return memory->start();
+    }
+    statics_.emplace_back(key, std::make_unique<GuardedMemory>(bytes));
+    return statics_.back().second->start();
+  }
+
+  const dim3 grid_dim;
+  const dim3 block_dim;
+  const dim3 block_index;
+
+  static inline Block* current_block = nullptr;
+
+ private:
+  static std::string describe(const std::source_location& place) {
+    std::ostringstream text;
+    text << place.file_name() << ":" << place.line();
+    return text.str();
+  }
+
+  bool has_ready(int warp) const {
+    const int first = warp * kWarpThreads;
+    for (int i = first; i < first + warps_[warp].size; ++i) {
+      if (threads_[i].state == State::kReady) return true;
+    }
+    return false;
+  }
+
+  // Most often the same again: a warp may be far ahead of the others.
+  bool choose_warp(int* warp) {
+    const auto count = static_cast<int>(warps_.size());
+    const auto any = static_cast<int>(random_.below(count));
+    const int first = random_.below(4) == 0 ? any : *warp;
+    for (int i = 0; i < count; ++i) {
+      *warp = (first + i) % count;
+      if (has_ready(*warp)) return true;
+    }
+    return false;
+  }
+
+  void run_warp(int warp) {
+    int order[kWarpThreads];
+    const int size = warps_[warp].size;
+    for (int i = 0; i < size; ++i) order[i] = i;
+    for (int i = size - 1; i > 0; --i) std::swap(order[i], order[random_.below(i + 1)]);
+    for (int i = 0; i < size && failure.empty(); ++i) {
+      Thread& thread = threads_[warp * kWarpThreads + order[i]];
+      if (thread.state == State::kReady) resume(thread);
+    }
+  }
+
+  void release_warp(int warp) {
+    const auto first = threads_.begin() + warp * kWarpThreads;
+    const auto last = first + warps_[warp].size;
+    const auto waits = [first](const Thread& t) {
+      return t.state == State::kInWarp && t.place.line() == first->place.line();
+    };
+    if (!std::all_of(first, last, waits)) return;
+    std::for_each(first, last, [](Thread& t) { t.state = State::kReady; });
+  }
+
+  void release_barrier() {
+    const auto waits = [this](const Thread& t) {
+      return t.state == State::kAtBarrier && t.place.line() == threads_[0].place.line();
+    };
+    if (!std::all_of(threads_.begin(), threads_.end(), waits)) return;
+    for (Thread& thread : threads_) thread.state = State::kReady;
+  }
+
+  void check_end() {
+    current_ = nullptr;
+    for (const Thread& thread : threads_) {
+      if (!failure.empty() || thread.state == State::kDone) continue;
+      fail(std::string("Not all threads of a ") +
+           (thread.state == State::kInWarp ? "warp" : "block") + " come to " +
+           describe(thread.place) + ".");
+    }
+    bool is_intact = dynamic_.is_intact();
+    size_t bytes = dynamic_.bytes();
+    for (auto& [key, memory] : statics_) {
+      is_intact = is_intact && memory->is_intact();
+      bytes += memory->bytes();
+    }
+    if (failure.empty() && !is_intact) fail("Something was written beside shared memory.");
+    if (failure.empty() && bytes > kMostSharedBytes) fail("A block has too much shared memory.");
+  }
+
+  // Threads begin with makecontext, and go on with longjmp, which asks nothing of the kernel.
+  void resume(Thread& thread) {
+    current_ = &thread;
+    if (_setjmp(scheduler_) == 0) {
+      if (thread.has_started) _longjmp(thread.registers, 1);
+      thread.has_started = true;
+      getcontext(&thread.context);
+      thread.context.uc_stack.ss_sp = stack_of(thread);
+      thread.context.uc_stack.ss_size = kStackBytes;
+      thread.context.uc_link = nullptr;
+      makecontext(&thread.context, &Block::enter, 0);
+      setcontext(&thread.context);
+    }
+    current_ = nullptr;
+  }
+
+  static void enter() {
+    Block& block = *current_block;
+    block.kernel_();
+    block.current_->state = State::kDone;
+    _longjmp(block.scheduler_, 1);
+  }
+
+  void wait(State state, const std::source_location& place) {
+    Thread& self = *current_;
+    self.state = state;
+    self.place = place;
+    if (_setjmp(self.registers) == 0) _longjmp(scheduler_, 1);
+  }
+
+  void* stack_of(const Thread& thread) {
+    static const auto stacks = std::make_unique<std::byte[]>(kMostThreads * kStackBytes);
+    return stacks.get() + (&thread - threads_.data()) * kStackBytes;
+  }
+
+  GuardedMemory dynamic_;
+  std::vector<std::pair<const void*, std::unique_ptr<GuardedMemory>>> statics_;
+  std::function<void()> kernel_;
+  Random random_;
+  std::vector<Thread> threads_;
+  std::vector<Warp> warps_;
+  Thread* current_ = nullptr;
+  jmp_buf scheduler_;
+};
+
+// While there is one, an address that the process does not have is a failure of the kernel.
+class AddressCheck {
+ public:
+  AddressCheck() {
+    static const auto memory = std::make_unique<std::byte[]>(kStackBytes);
+    stack_t stack{};
+    stack.ss_sp = memory.get();
+    stack.ss_size = kStackBytes;
+    sigaltstack(&stack, &saved_stack_);
+    struct sigaction action{};
+    action.sa_handler = [](int) { Block::current_block->fail("A thread uses a wrong address."); };
+    action.sa_flags = SA_ONSTACK | SA_NODEFER;
+    for (int i = 0; i < 2; ++i) sigaction(kSignals[i], &action, &saved_actions_[i]);
+  }
+  ~AddressCheck() {
+    for (int i = 0; i < 2; ++i) sigaction(kSignals[i], &saved_actions_[i], nullptr);
+    sigaltstack(&saved_stack_, nullptr);
+  }
+  AddressCheck(const AddressCheck&) = delete;
+  AddressCheck& operator=(const AddressCheck&) = delete;
+
+ private:
+  static constexpr int kSignals[] = {SIGSEGV, SIGBUS};
+
+  stack_t saved_stack_;
+  struct sigaction saved_actions_[2];
+};
+
+}  // namespace vllm_fork::emulation

@@ -1,0 +1,133 @@
+"""The ops of the portable product as their CUDA kernels compute them, emulated on a CPU."""
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from emulation import compile_emulation
+
+from vllm.fork_ops.portable_product import PackedWeight
+
+SOURCE = Path(__file__).with_name("emulated_product.cpp")
+FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+GUARD = 64
+GARBAGE = 0xAB
+
+
+@dataclass(frozen=True)
+class EmulatedProduct:
+    """Like the functions of ``vllm.fork_ops.portable_product``.
+
+    Attributes:
+        library: what emulated_product.cpp compiles to.
+    """
+
+    library: ctypes.CDLL
+
+    @classmethod
+    def compile(cls, folder: Path) -> "EmulatedProduct":
+        """Compile the kernels with g++."""
+        library = compile_emulation(SOURCE, folder)
+        library.failure.restype = ctypes.c_char_p
+        library.packed_bytes.restype = ctypes.c_int64
+        library.workspace_bytes.restype = ctypes.c_int64
+        return cls(library)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        function: Callable[..., int] = getattr(self.library, name)
+        assert function(*map(_argument, arguments)) & 0xFF, self.library.failure().decode()
+
+    def statistics(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the channels' statistics."""
+        sums = torch.zeros(weight.shape[1], dtype=torch.int64)
+        self._call("statistics", *weight.shape, weight, FORMATS[weight.dtype], sums)
+        return sums
+
+    def pack(
+        self, weight: torch.Tensor, exponents: torch.Tensor | None, segments: int
+    ) -> tuple[PackedWeight, int]:
+        """Return the weight in the layout of a GPU, and the first output that is refused or -1."""
+        shape = *weight.shape, segments
+        packed, check = _guarded(self.library.packed_bytes(*map(ctypes.c_int64, shape)))
+        refused = torch.tensor([-1])
+        self._call("pack", *shape, weight, FORMATS[weight.dtype], exponents, packed, refused)
+        check()
+        return PackedWeight(packed, exponents, *shape), int(refused)
+
+    def unpack(self, weight: PackedWeight) -> torch.Tensor:
+        """Return the numbers that a packed weight stands for."""
+        result = torch.full((weight.out_features, weight.in_features), torch.nan)
+        self._call("unpack", *_shape(weight), weight.packed, weight.exponents, result)
+        return result
+
+    def product(
+        self,
+        x: torch.Tensor,
+        weight: PackedWeight,
+        bias: torch.Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        processors: int = 2,
+        is_hopper: bool = False,
+        splits: int = 0,
+        seed: int = 1,
+    ) -> torch.Tensor:
+        """Return the product.
+
+        Args:
+            x: rows.
+            weight: from `pack`.
+            bias: or None.
+            dtype: of the result, that of `x` if None.
+            processors: multiprocessors of the GPU.
+            is_hopper: whether they have Hopper's instructions.
+            splits: blocks of threads that share the segments of an output; 0 to choose.
+            seed: of the order in which threads run.
+        """
+        result, check_result = _guarded(len(x) * weight.out_features, dtype or x.dtype)
+        sizes = *_shape(weight), len(x), processors, is_hopper, splits
+        workspace, check = _guarded(self.library.workspace_bytes(*map(ctypes.c_int64, sizes)))
+        arguments = (x, x.stride(0), FORMATS[x.dtype], weight.packed, weight.exponents)
+        with_bias = (bias, 0 if bias is None else FORMATS[bias.dtype])
+        target = (result, FORMATS[result.dtype], workspace)
+        self._call("product", *sizes, seed, *arguments, *with_bias, *target)
+        check()
+        check_result()
+        return result.view(len(x), weight.out_features)
+
+    def sum(
+        self, partials: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Return the sum of partial sums."""
+        result, check = _guarded(partials[0].numel(), dtype)
+        with_bias = (bias, 0 if bias is None else FORMATS[bias.dtype])
+        self._call("sum", *partials.shape, partials, *with_bias, result, FORMATS[dtype])
+        check()
+        return result.view(partials.shape[1:])
+
+
+def _shape(weight: PackedWeight) -> tuple[int, int, int]:
+    return weight.out_features, weight.in_features, weight.segments
+
+
+def _argument(value: Any) -> Any:
+    if isinstance(value, int):
+        return ctypes.c_int64(value)
+    return ctypes.c_void_p(None if value is None else value.data_ptr())
+
+
+def _guarded(
+    count: int, dtype: torch.dtype = torch.uint8
+) -> tuple[torch.Tensor, Callable[[], None]]:
+    """Return garbage of a size, and a check that nothing was written beside it."""
+    size = count * dtype.itemsize
+    memory = torch.full((size + 2 * GUARD,), GARBAGE, dtype=torch.uint8)
+
+    def check() -> None:
+        assert (memory[:GUARD] == GARBAGE).all()
+        assert (memory[GUARD + size :] == GARBAGE).all()
+
+    return memory[GUARD : GUARD + size].view(dtype), check

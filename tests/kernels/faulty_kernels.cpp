@@ -1,0 +1,48 @@
+// Runs the kernels of faulty_kernels.cuh: built as a library by test_cuda_on_host.py.
+#include "faulty_kernels.cuh"
+
+namespace vllm_fork {
+namespace {
+
+using Kernel = void (*)(int*);
+
+constexpr Kernel kKernels[] = {
+    exchange_with_opposite<Fault::kNone>,
+    exchange_with_opposite<Fault::kNoBarrierBeforeReading>,
+    exchange_with_opposite<Fault::kNoBarrierBeforeOverwriting>,
+    exchange_with_opposite<Fault::kBarrierOfSome>,
+    exchange_with_opposite<Fault::kEarlyExit>,
+    exchange_with_opposite<Fault::kWriteBeyondShared>,
+    exchange_with_opposite<Fault::kReadUnwritten>,
+    exchange_with_opposite<Fault::kWrongAddress>,
+    sum_lanes<Fault::kNone>,
+    sum_lanes<Fault::kNoWarpBarrier>,
+    sum_lanes<Fault::kShuffleOfSome>,
+    sum_lanes<Fault::kShuffleOfHalf>,
+    sum_lanes<Fault::kWriteBeyondDynamic>,
+};
+
+}  // namespace
+}  // namespace vllm_fork
+
+// Returns what the emulation says has gone wrong: nothing, most often.
+extern "C" const char* run_kernel(int kernel, int* result, uint64_t seed) {
+  using namespace vllm_fork;
+  emulation::failure.clear();
+  emulation::schedule_seed = seed;
+  launch(1, kThreads, kThreads * sizeof(int), nullptr, kKernels[kernel], result);
+  return emulation::failure.c_str();
+}
+
+extern "C" void run_multiply(const uint32_t* a, const uint32_t* b, int* result) {
+  using namespace vllm_fork;
+  emulation::failure.clear();
+  launch(1, kWarp, 0, nullptr, multiply, a, b, result);
+}
+
+// The error of a launch with these sizes.
+extern "C" int launch_error(unsigned int blocks, unsigned int threads) {
+  using namespace vllm_fork;
+  int result[kThreads];
+  return launch(blocks, threads, 0, nullptr, exchange_with_opposite<Fault::kNone>, result);
+}

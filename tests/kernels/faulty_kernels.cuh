@@ -1,0 +1,82 @@
+// Kernels with one fault each, and one without, that test_cuda_on_host.py runs on the CPU.
+#pragma once
+
+#include "cuda/device.cuh"
+#include "cuda/matrix_instructions.cuh"
+
+namespace vllm_fork {
+
+constexpr int kThreads = 96;
+
+struct Row {
+  int values[kThreads];
+};
+
+enum class Fault {
+  kNone,
+  kNoBarrierBeforeReading,
+  kNoBarrierBeforeOverwriting,
+  kBarrierOfSome,
+  kEarlyExit,
+  kNoWarpBarrier,
+  kShuffleOfSome,
+  kShuffleOfHalf,
+  kWriteBeyondShared,
+  kWriteBeyondDynamic,
+  kReadUnwritten,
+  kWrongAddress,
+};
+
+// Each thread writes 10 times the index of the thread opposite, and once more its own.
+template <Fault fault>
+__global__ void exchange_with_opposite(int* result) {
+  const int i = static_cast<int>(threadIdx.x);
+  Row& row = block_shared<Row>();
+  if (fault != Fault::kReadUnwritten || i != 5) row.values[i] = 10 * i;
+  if (fault == Fault::kEarlyExit && i == 7) return;
+  if (fault == Fault::kBarrierOfSome) {
+    if (i < 64) __syncthreads();
+  } else if (fault != Fault::kNoBarrierBeforeReading) {
+    __syncthreads();
+  }
+  const int64_t far = fault == Fault::kWrongAddress && i == 40 ? int64_t{1} << 44 : 0;
+  result[far + i] = row.values[kThreads - 1 - i];
+  if (fault != Fault::kNoBarrierBeforeOverwriting) __syncthreads();
+  row.values[i + (fault == Fault::kWriteBeyondShared ? 1 : 0)] = i;
+  __syncthreads();
+  result[i] += row.values[i];
+}
+
+// Each warp adds up its lanes' indices, in its own part of dynamic memory and by shuffles.
+template <Fault fault>
+__global__ void sum_lanes(int* result) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  int* own = dynamic_shared<int>() + warp * kWarp;
+  own[lane + (fault == Fault::kWriteBeyondDynamic ? 1 : 0)] = lane;
+  if (fault != Fault::kNoWarpBarrier) __syncwarp();
+  int sum = own[lane ^ 1];
+  if (fault == Fault::kShuffleOfSome && lane < 16) return;
+  const unsigned int lanes = fault == Fault::kShuffleOfHalf ? 0xffffu : kAllLanes;
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    sum += __shfl_down_sync(lanes, sum, static_cast<unsigned int>(distance));
+  }
+  sum = __shfl_sync(kAllLanes, sum, 0);
+  sum += __popc(__ballot_sync(kAllLanes, lane % 3 == 0));
+  result[threadIdx.x] = sum + __shfl_xor_sync(kAllLanes, lane, 3);
+}
+
+// result [16, 8] += a [16, 32] * b [8, 32], row by row.
+__global__ void multiply(const uint32_t* a, const uint32_t* b, int* result) {
+  const int row = static_cast<int>(threadIdx.x) / 4;
+  const int place = static_cast<int>(threadIdx.x) % 4;
+  Fragments own;
+  for (int i = 0; i < 4; ++i) own.a[i] = a[(row + i % 2 * 8) * 8 + i / 2 * 4 + place];
+  for (int i = 0; i < 2; ++i) own.b[i] = b[row * 8 + i * 4 + place];
+  int sums[4];
+  for (int i = 0; i < 4; ++i) sums[i] = result[(row + i / 2 * 8) * 8 + place * 2 + i % 2];
+  multiply_add(sums, own);
+  for (int i = 0; i < 4; ++i) result[(row + i / 2 * 8) * 8 + place * 2 + i % 2] = sums[i];
+}
+
+}  // namespace vllm_fork

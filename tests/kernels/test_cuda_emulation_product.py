@@ -1,0 +1,197 @@
+"""The CUDA kernels of the portable product, emulated on a CPU: the bits of the CPU's own."""
+
+import pytest
+import torch
+from emulated_product import EmulatedProduct
+from portable_cases import DTYPES, assert_same
+from portable_product_cases import CASES, Case, bell
+from test_portable_product import exponents_for
+
+from vllm.fork_ops.portable_product import (
+    PackedWeight,
+    channel_statistics,
+    pack_weight,
+    portable_product,
+    sum_partials,
+    unpack_weight,
+)
+
+
+@pytest.fixture(scope="session")
+def gpu(tmp_path_factory: pytest.TempPathFactory) -> EmulatedProduct:
+    return EmulatedProduct.compile(tmp_path_factory.mktemp("emulated_product"))
+
+
+def packed_for_both(case: Case, gpu: EmulatedProduct) -> tuple[PackedWeight, PackedWeight]:
+    """The weight in the CPU's layout and in the GPU's."""
+    weight = case.make_weight()
+    exponents = exponents_for(weight, case)
+    on_cpu = pack_weight(weight, exponents)
+    on_gpu, refused = gpu.pack(weight, exponents, on_cpu.segments)
+    assert refused == -1
+    return on_cpu, on_gpu
+
+
+# --- products ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("splits", [0, 1, 8])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_bits(case: Case, splits: int, gpu: EmulatedProduct) -> None:
+    on_cpu, on_gpu = packed_for_both(case, gpu)
+    x, bias = case.make_x(), case.make_bias()
+    found = gpu.product(x, on_gpu, bias, splits=splits)
+    assert_same(found, portable_product(x, on_cpu, bias))
+
+
+def test_every_number_of_rows(gpu: EmulatedProduct) -> None:
+    """All tiles, whole and in part."""
+    case = Case(100, 35, 296, kind="outliers", has_bias=True)
+    on_cpu, on_gpu = packed_for_both(case, gpu)
+    x, bias = case.make_x(), case.make_bias()
+    whole = portable_product(x, on_cpu, bias)
+    for rows in range(1, len(x) + 1):
+        assert_same(gpu.product(x[:rows], on_gpu, bias), whole[:rows])
+
+
+@pytest.mark.parametrize("rows", [3, 12, 20, 50, 140])
+@pytest.mark.parametrize("outputs", [16, 65, 129, 260])
+def test_numbers_of_outputs(rows: int, outputs: int, gpu: EmulatedProduct) -> None:
+    """One tile or several, with panels that the last one lacks."""
+    case = Case(rows, outputs, 328)
+    on_cpu, on_gpu = packed_for_both(case, gpu)
+    x = case.make_x()
+    assert_same(gpu.product(x, on_gpu), portable_product(x, on_cpu))
+
+
+@pytest.mark.parametrize("rows", [65, 96, 150])
+@pytest.mark.parametrize("inputs", [100, 521, 1040])
+def test_products_of_warpgroups(rows: int, inputs: int, gpu: EmulatedProduct) -> None:
+    """Hopper's instructions, which many rows are multiplied with there."""
+    case = Case(rows, 140, inputs, kind="outliers", has_bias=True)
+    on_cpu, on_gpu = packed_for_both(case, gpu)
+    x, bias = case.make_x(), case.make_bias()
+    expected = portable_product(x, on_cpu, bias)
+    for splits in (1, 8):
+        found = gpu.product(x, on_gpu, bias, is_hopper=True, splits=splits)
+        assert_same(found, expected)
+
+
+@pytest.mark.parametrize("rows", [1536, 1537, 1700])
+def test_more_rows_than_at_once(rows: int, gpu: EmulatedProduct) -> None:
+    case = Case(rows, 20, 32, has_bias=True)
+    on_cpu, on_gpu = packed_for_both(case, gpu)
+    x, bias = case.make_x(), case.make_bias()
+    assert_same(gpu.product(x, on_gpu, bias), portable_product(x, on_cpu, bias))
+
+
+@pytest.mark.parametrize("rows", [2, 9, 30, 33, 70])
+@pytest.mark.parametrize("inputs", [521, 1034, 1060, 2600])
+def test_segments_split_between_blocks_of_threads(
+    rows: int, inputs: int, gpu: EmulatedProduct
+) -> None:
+    """One to eight segments of two blocks or more, each in every number of parts."""
+    case = Case(rows, 40, inputs, kind="outliers", has_bias=True)
+    on_cpu, on_gpu = packed_for_both(case, gpu)
+    x, bias = case.make_x(), case.make_bias()
+    expected = portable_product(x, on_cpu, bias)
+    for splits in (1, 2, 4, 8):
+        assert_same(gpu.product(x, on_gpu, bias, splits=splits), expected)
+
+
+@pytest.mark.parametrize("processors", [1, 3, 200])
+def test_numbers_of_multiprocessors(processors: int, gpu: EmulatedProduct) -> None:
+    """Blocks of threads that compute several tiles, or more blocks than there are tiles."""
+    case = Case(75, 300, 520, kind="outliers", has_bias=True)
+    on_cpu, on_gpu = packed_for_both(case, gpu)
+    x, bias = case.make_x(), case.make_bias()
+    expected = portable_product(x, on_cpu, bias)
+    for rows in (5, 75):
+        found = gpu.product(x[:rows], on_gpu, bias, processors=processors)
+        assert_same(found, expected[:rows])
+
+
+@pytest.mark.parametrize("rows", [4, 66])
+def test_orders_of_threads(rows: int, gpu: EmulatedProduct) -> None:
+    case = Case(rows, 70, 1040, kind="outliers")
+    on_cpu, on_gpu = packed_for_both(case, gpu)
+    x = case.make_x()
+    expected = portable_product(x, on_cpu)
+    for seed in range(2, 7):
+        assert_same(gpu.product(x, on_gpu, splits=2, seed=seed), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dtypes_of_the_result(dtype: torch.dtype, gpu: EmulatedProduct) -> None:
+    case = Case(14, 23, 520, "float32", "float32", "wild", has_bias=True)
+    on_cpu, on_gpu = packed_for_both(case, gpu)
+    x, bias = case.make_x(), case.make_bias()
+    for splits in (1, 4):
+        found = gpu.product(x, on_gpu, bias, dtype, splits=splits)
+        assert_same(found, portable_product(x, on_cpu, bias, dtype))
+
+
+def test_rows_that_lie_apart(gpu: EmulatedProduct) -> None:
+    """Also where eight channels are at no multiple of 16 bytes."""
+    case = Case(6, 20, 400)
+    on_cpu, on_gpu = packed_for_both(case, gpu)
+    x = case.make_x()
+    expected = portable_product(x, on_cpu)
+    for before in (8, 3):
+        wide = torch.full((len(x), x.shape[1] + 24), torch.nan, dtype=x.dtype)
+        part = wide[:, before : before + x.shape[1]]
+        part.copy_(x)
+        assert_same(gpu.product(part, on_gpu), expected)
+
+
+def test_no_rows(gpu: EmulatedProduct) -> None:
+    on_gpu, _ = gpu.pack(bell(5, 64, 1), None, 8)
+    assert gpu.product(torch.zeros(0, 64), on_gpu).shape == (0, 5)
+
+
+def test_parts_of_a_layer(gpu: EmulatedProduct) -> None:
+    """Each card has some of the segments; the bits are those of one card."""
+    case = Case(11, 35, 1000, kind="outliers", has_bias=True)
+    x, weight, bias = case.make_x(), case.make_weight(), case.make_bias()
+    x[3, 5] = torch.inf  # a row that only one card knows to be lost
+    whole = pack_weight(weight)
+    for parts in (1, 2, 4, 8):
+        columns = torch.arange(1000).chunk(parts)
+        packed = [gpu.pack(weight[:, own].contiguous(), None, 8 // parts)[0] for own in columns]
+        partials = torch.stack(
+            [
+                gpu.product(x[:, own], part, dtype=torch.float32)
+                for own, part in zip(columns, packed, strict=True)
+            ]
+        )
+        for dtype in DTYPES:
+            found = gpu.sum(partials, bias, dtype)
+            assert_same(found, sum_partials(partials, bias, dtype))
+            assert_same(found, portable_product(x, whole, bias, dtype))
+
+
+# --- weights -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_packing_and_unpacking(case: Case, gpu: EmulatedProduct) -> None:
+    on_cpu, on_gpu = packed_for_both(case, gpu)
+    assert_same(gpu.unpack(on_gpu), unpack_weight(on_cpu))
+
+
+def test_size_of_a_packed_weight(gpu: EmulatedProduct) -> None:
+    """16 bits a number, and a byte for each block of an output."""
+    assert gpu.library.packed_bytes(4096, 4096, 8) == 4096 * 4096 * 2 + 4096 * 16
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf, 32512.0 * 2.0**30])
+def test_weights_out_of_range_are_refused(number: float, gpu: EmulatedProduct) -> None:
+    weight = bell(40, 300, 1)
+    weight[33, 270] = weight[37, 5] = number
+    assert gpu.pack(weight, None, 4)[1] == 33
+    weight[33, 270] = weight[37, 5] = 32512.0 * 2.0**30 * (1 - 2.0**-24)
+    assert gpu.pack(weight, None, 4)[1] == -1
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(30, 200), (700, 3), (1, 1500)])
+def test_statistics(shape: tuple[int, int], dtype: torch.dtype, gpu: EmulatedProduct) -> None:
+    weight = (bell(*shape, 3) * bell(1, shape[1], 4) ** 5).to(dtype)
+    statistics = gpu.statistics(weight)
+    assert torch.equal(statistics, channel_statistics(weight))
