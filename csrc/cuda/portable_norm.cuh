@@ -1,6 +1,7 @@
-// RMSNorm and LayerNorm: a block for a row, a thread for each lane of its sums.
+// RMSNorm and LayerNorm: a block of threads for a row, with a thread for each lane of its sums; or a
+// warp, where no lane has more than one element, as in norms of heads.
 //
-// Specification: docs/numerics/operations.md, "Norms".
+// Specification: docs/numerics/operations.md, "Sums" and "Norms".
 #pragma once
 
 #include "../portable/lane_sum.h"
@@ -9,67 +10,107 @@
 
 namespace vllm_fork {
 
-struct Lanes {
-  float sums[kSumLanes];
+struct LaneSums {
+  float of[kSumLanes];
 };
 
-// The sum of all lanes, of which each thread has one, in every thread.
-__device__ __forceinline__ float fold_lanes_of_block(float sum) {
-  Lanes& lanes = block_shared<Lanes>();
-  const auto lane = static_cast<int>(threadIdx.x);
-  lanes.sums[lane] = sum;
-  __syncthreads();
-  for (int half = kSumLanes / 2; half >= kWarp; half /= 2) {
-    if (lane < half) lanes.sums[lane] += lanes.sums[lane + half];
+// The lanes of a sum that one of `kThreads` threads has: `thread`, thread + kThreads and so on.
+template <int kThreads>
+struct OwnLanes {
+  float sums[kSumLanes / kThreads] = {};
+
+  // The sum of all lanes of all threads, in every thread.
+  __device__ __forceinline__ float fold() {
+    float sum = kThreads == kWarp ? fold_own() : fold_in_block();
+#pragma unroll
+    for (int half = kWarp / 2; half >= 1; half /= 2) {
+      sum += __shfl_down_sync(kAllLanes, sum, static_cast<unsigned int>(half));
+    }
+    return __shfl_sync(kAllLanes, sum, 0);
+  }
+
+ private:
+  __device__ __forceinline__ float fold_own() {
+#pragma unroll
+    for (int half = kSumLanes / kThreads / 2; half >= 1; half /= 2) {
+#pragma unroll
+      for (int m = 0; m < half; ++m) sums[m] += sums[m + half];
+    }
+    return sums[0];
+  }
+
+  // Until as many lanes are left as a warp has threads.
+  __device__ __forceinline__ float fold_in_block() {
+    LaneSums& lanes = block_shared<LaneSums>();
+    const auto lane = static_cast<int>(threadIdx.x);
+    lanes.of[lane] = sums[0];
     __syncthreads();
+    for (int half = kSumLanes / 2; half >= kWarp; half /= 2) {
+      if (lane < half) lanes.of[lane] += lanes.of[lane + half];
+      __syncthreads();
+    }
+    const float left = lanes.of[lane % kWarp];
+    __syncthreads();  // before the lanes are written anew
+    return left;
   }
-  float folded = lanes.sums[lane % kWarp];
-  for (int half = kWarp / 2; half >= 1; half /= 2) {
-    folded += __shfl_down_sync(kAllLanes, folded, static_cast<unsigned int>(half));
-  }
-  __syncthreads();  // before the lanes are written anew
-  return __shfl_sync(kAllLanes, folded, 0);
-}
+};
 
-// The residual becomes its sum with x. Each thread sees the elements of its lane alone, so that it
-// may read what it has written.
-template <typename Number>
-__device__ __forceinline__ void add_residual(const Number* x, Number* residual, int64_t size) {
-  for (int64_t k = threadIdx.x; k < size; k += kSumLanes) {
-    residual[k] = narrow<Number>(widen(x[k]) + widen(residual[k]));
-  }
-}
-
-template <typename Number>
+// A row and its threads. Each sees the elements of its lanes alone, so that it may read what it has
+// written.
+template <typename Number, int kThreads>
 struct NormRow {
   const NormTask& task;
+  int64_t start;  // in all rows
   const Number* row;
-  Number* result;
+  int thread;
 
-  template <typename Add>
-  __device__ float sum(const Add& add) const {
-    float lane = 0.0f;
-    for (int64_t k = threadIdx.x; k < task.size; k += kSumLanes) lane = add(widen(row[k]), lane);
-    return fold_lanes_of_block(lane);
+  __device__ __forceinline__ NormRow(const NormTask& norm, int64_t index)
+      : task(norm),
+        start(index * norm.size),
+        row(static_cast<const Number*>(norm.x) + start),
+        thread(static_cast<int>(threadIdx.x) % kThreads) {
+    if (task.residual != nullptr) add_residual(static_cast<Number*>(task.residual) + start);
   }
 
-  __device__ void normalise() const {
+  __device__ __forceinline__ void normalise() const {
     const auto count = static_cast<float>(task.size);
-    float mean = 0.0f;
-    if (task.is_centred) mean = sum([](float x, float s) { return s + x; }) / count;
     const bool is_centred = task.is_centred;
+    float mean = 0.0f;
+    if (is_centred) mean = sum([](float x, float s) { return s + x; }) / count;
     const float squares = sum([mean, is_centred](float x, float s) {
       const float d = is_centred ? x - mean : x;
       return fused(d, d, s);
     });
     const float factor = 1.0f / square_root(squares / count + task.epsilon);
-    for (int64_t k = threadIdx.x; k < task.size; k += kSumLanes) {
+    Number* result = static_cast<Number*>(task.result) + start;
+    for (int64_t k = thread; k < task.size; k += kThreads) {
       const float x = widen(row[k]);
       result[k] = narrow<Number>(scaled((is_centred ? x - mean : x) * factor, k));
     }
   }
 
-  __device__ float scaled(float x, int64_t k) const {
+ private:
+  // The residual becomes its sum with x, and what is normalised.
+  __device__ __forceinline__ void add_residual(Number* residual) {
+    for (int64_t k = thread; k < task.size; k += kThreads) {
+      residual[k] = narrow<Number>(widen(row[k]) + widen(residual[k]));
+    }
+    row = residual;
+  }
+
+  template <typename Add>
+  __device__ __forceinline__ float sum(const Add& add) const {
+    OwnLanes<kThreads> lanes;
+#pragma unroll
+    for (int m = 0; m < kSumLanes / kThreads; ++m) {
+      for (int64_t k = thread + m * kThreads; k < task.size; k += kSumLanes) {
+        lanes.sums[m] = add(widen(row[k]), lanes.sums[m]);
+      }
+    }
+    return lanes.fold();
+  }
+
+  __device__ __forceinline__ float scaled(float x, int64_t k) const {
     if (task.weight.start == nullptr) return x;
     const float weight =
         read_number(task.weight.start, task.weight.format, k) + task.weight_offset;
@@ -78,25 +119,28 @@ struct NormRow {
   }
 };
 
-template <typename Number>
-__global__ void __launch_bounds__(kSumLanes) norm_kernel(NormTask task) {
-  const int64_t start = int64_t{blockIdx.x} * task.size;
-  const Number* x = static_cast<const Number*>(task.x) + start;
-  Number* result = static_cast<Number*>(task.result) + start;
-  if (task.residual != nullptr) {
-    Number* residual = static_cast<Number*>(task.residual) + start;
-    add_residual(x, residual, task.size);
-    x = residual;
-  }
-  NormRow<Number>{task, x, result}.normalise();
+constexpr int kNormThreads = kSumLanes;
+
+template <typename Number, int kThreads>
+__global__ void __launch_bounds__(kNormThreads) norm_kernel(NormTask task) {
+  constexpr int kRows = kNormThreads / kThreads;
+  const int64_t row = int64_t{blockIdx.x} * kRows + threadIdx.x / kThreads;
+  if (row < task.rows) NormRow<Number, kThreads>(task, row).normalise();
+}
+
+template <int kThreads>
+cudaError_t launch_norm(const NormTask& task, cudaStream_t stream) {
+  constexpr int kRows = kNormThreads / kThreads;
+  const dim3 grid(static_cast<unsigned int>((task.rows + kRows - 1) / kRows));
+  return with_number(task.format, [&](auto number) {
+    return launch(grid, kNormThreads, 0, stream, norm_kernel<decltype(number), kThreads>, task);
+  });
 }
 
 cudaError_t launch_portable_norm(const NormTask& task, cudaStream_t stream) {
   if (task.rows == 0) return cudaSuccess;
-  const dim3 grid(static_cast<unsigned int>(task.rows));
-  return with_number(task.format, [&](auto number) {
-    return launch(grid, kSumLanes, 0, stream, norm_kernel<decltype(number)>, task);
-  });
+  return task.size <= kSumLanes ? launch_norm<kWarp>(task, stream)
+                                : launch_norm<kNormThreads>(task, stream);
 }
 
 }  // namespace vllm_fork
