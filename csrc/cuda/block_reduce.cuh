@@ -5,11 +5,13 @@
 #include <cstdint>
 
 #include "device.cuh"
+#include "warp_reduce.cuh"
 
 namespace vllm_fork {
 
 constexpr int kRowThreads = 1024;
 constexpr int kRowWarps = kRowThreads / kWarp;
+static_assert(kRowWarps == kWarp, "a lane for the result of each warp");
 
 template <typename T>
 struct WarpResults {
@@ -20,15 +22,10 @@ struct WarpResults {
 template <typename T, typename Combine>
 __device__ __forceinline__ T block_reduce(T value, const Combine& combine) {
   WarpResults<T>& results = block_shared<WarpResults<T>>();
-  for (int bits = kWarp / 2; bits >= 1; bits /= 2) {
-    value = combine(value, __shfl_xor_sync(kAllLanes, value, bits));
-  }
+  value = warp_reduce(value, combine);
   if (threadIdx.x % kWarp == 0) results.of[threadIdx.x / kWarp] = value;
   __syncthreads();
-  value = results.of[threadIdx.x % kWarp];
-  for (int bits = kRowWarps / 2; bits >= 1; bits /= 2) {
-    value = combine(value, __shfl_xor_sync(kAllLanes, value, bits));
-  }
+  value = warp_reduce(results.of[threadIdx.x % kWarp], combine);
   __syncthreads();  // before the results are written anew
   return value;
 }

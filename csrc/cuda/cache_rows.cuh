@@ -6,6 +6,7 @@
 #include "../portable/attention.h"
 #include "numbers.cuh"
 #include "portable_cache.h"
+#include "warp_reduce.cuh"
 
 namespace vllm_fork {
 
@@ -25,11 +26,7 @@ struct TilePlace {
 
 // The scale of a row of which each lane of a warp knows the bits of some magnitudes.
 __device__ __forceinline__ uint32_t scale_of_lanes(uint32_t largest) {
-  for (int bits = kWarp / 2; bits >= 1; bits /= 2) {
-    const uint32_t other = __shfl_xor_sync(kAllLanes, largest, bits);
-    largest = other > largest ? other : largest;
-  }
-  return scale_of(largest);
+  return scale_of(warp_largest(largest));
 }
 
 constexpr int kRowWords = static_cast<int>(kLargestHead) / (4 * kWarp);  // of a lane, at most

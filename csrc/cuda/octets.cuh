@@ -7,6 +7,7 @@
 #include "../portable/product.h"
 #include "device.cuh"
 #include "digit_tiles.cuh"
+#include "warp_reduce.cuh"
 
 namespace vllm_fork {
 
@@ -50,15 +51,6 @@ __device__ __forceinline__ void equalise(const int8_t* exponents, int64_t channe
   for (int i = 0; i < kOctet; ++i) values[i] = values[i] * power_of_two(kSign * own[i]);
 }
 
-__device__ __forceinline__ uint32_t greatest_of_warp(uint32_t number) {
-#pragma unroll
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-    const uint32_t other = __shfl_xor_sync(kAllLanes, number, distance);
-    number = other > number ? other : number;
-  }
-  return number;
-}
-
 // Both digits of a lane's eight channels, and the exponent of the warp's whole block.
 struct OctetDigits {
   Words2 high;
@@ -77,7 +69,7 @@ __device__ __forceinline__ OctetDigits split_octet(const float (&values)[kOctet]
     largest = bits > largest ? bits : largest;
   }
   OctetDigits digits{};
-  digits.exponent = block_exponent(greatest_of_warp(largest), least_exponent);
+  digits.exponent = block_exponent(warp_largest(largest), least_exponent);
   const float scale = power_of_two(-digits.exponent);
 #pragma unroll
   for (int i = 0; i < kOctet; ++i) {

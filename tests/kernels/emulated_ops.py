@@ -11,15 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from emulation import compile_emulation
+from emulation import FORMATS, Guarded, compile_emulation, pointer
 
-FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 FUNCTIONS = (
     *("exp", "exp2", "log", "tanh", "sigmoid", "erf", "relu", "squared_relu", "silu"),
     *("quick_gelu", "gelu", "gelu_tanh"),
 )
-GUARD = 64
-GARBAGE = 0x5B
 
 _keep_folder = tempfile.TemporaryDirectory(prefix="emulated_ops")
 
@@ -29,20 +26,6 @@ def _library(name: str) -> ctypes.CDLL:
     """Compile once a session."""
     source = Path(__file__).with_name(f"emulated_{name}.cpp")
     return compile_emulation(source, Path(_keep_folder.name))
-
-
-class Guarded:
-    """A tensor full of garbage, with guards around it."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        size = torch.Size(shape).numel() * dtype.itemsize
-        self.memory = torch.full((size + 2 * GUARD,), GARBAGE, dtype=torch.uint8)
-        self.tensor = self.memory[GUARD : GUARD + size].view(dtype).view(shape)
-
-    def checked(self) -> torch.Tensor:
-        ends = torch.cat([self.memory[:GUARD], self.memory[-GUARD:]])
-        assert (ends == GARBAGE).all(), "a kernel has written beside its result"
-        return self.tensor.clone()
 
 
 class NormParameter(ctypes.Structure):
@@ -83,10 +66,6 @@ def _argument(value: Any) -> Any:
     if isinstance(value, ctypes.Structure):
         return ctypes.byref(value)
     return c_int64(value) if isinstance(value, int) else c_double(value)
-
-
-def pointer(tensor: torch.Tensor | None) -> c_void_p:
-    return c_void_p(None if tensor is None else tensor.data_ptr())
 
 
 def portable_map(x: torch.Tensor, function: str) -> torch.Tensor:

@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from emulation import compile_emulation
+from emulation import FORMATS, Guarded, compile_emulation, pointer
 
 from vllm.fork_ops.portable_product import PackedWeight
 
 SOURCE = Path(__file__).with_name("emulated_product.cpp")
-FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-GUARD = 64
-GARBAGE = 0xAB
 
 
 @dataclass(frozen=True)
@@ -51,11 +48,10 @@ class EmulatedProduct:
     ) -> tuple[PackedWeight, int]:
         """Return the weight in the layout of a GPU, and the first output that is refused or -1."""
         shape = *weight.shape, segments
-        packed, check = _guarded(self.library.packed_bytes(*map(ctypes.c_int64, shape)))
+        packed = _bytes(self.library.packed_bytes(*map(ctypes.c_int64, shape)))
         refused = torch.tensor([-1])
-        self._call("pack", *shape, weight, FORMATS[weight.dtype], exponents, packed, refused)
-        check()
-        return PackedWeight(packed, exponents, *shape), int(refused)
+        self._call("pack", *shape, weight, FORMATS[weight.dtype], exponents, packed.tensor, refused)
+        return PackedWeight(packed.checked(), exponents, *shape), int(refused)
 
     def unpack(self, weight: PackedWeight) -> torch.Tensor:
         """Return the numbers that a packed weight stands for."""
@@ -87,26 +83,24 @@ class EmulatedProduct:
             splits: blocks of threads that share the segments of an output; 0 to choose.
             seed: of the order in which threads run.
         """
-        result, check_result = _guarded(len(x) * weight.out_features, dtype or x.dtype)
+        result = Guarded((len(x), weight.out_features), dtype or x.dtype)
         sizes = *_shape(weight), len(x), processors, is_hopper, splits
-        workspace, check = _guarded(self.library.workspace_bytes(*map(ctypes.c_int64, sizes)))
+        workspace = _bytes(self.library.workspace_bytes(*map(ctypes.c_int64, sizes)))
         arguments = (x, x.stride(0), FORMATS[x.dtype], weight.packed, weight.exponents)
         with_bias = (bias, 0 if bias is None else FORMATS[bias.dtype])
-        target = (result, FORMATS[result.dtype], workspace)
+        target = (result.tensor, FORMATS[result.tensor.dtype], workspace.tensor)
         self._call("product", *sizes, seed, *arguments, *with_bias, *target)
-        check()
-        check_result()
-        return result.view(len(x), weight.out_features)
+        workspace.checked()
+        return result.checked()
 
     def sum(
         self, partials: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> torch.Tensor:
         """Return the sum of partial sums."""
-        result, check = _guarded(partials[0].numel(), dtype)
+        result = Guarded(tuple(partials.shape[1:]), dtype)
         with_bias = (bias, 0 if bias is None else FORMATS[bias.dtype])
-        self._call("sum", *partials.shape, partials, *with_bias, result, FORMATS[dtype])
-        check()
-        return result.view(partials.shape[1:])
+        self._call("sum", *partials.shape, partials, *with_bias, result.tensor, FORMATS[dtype])
+        return result.checked()
 
 
 def _shape(weight: PackedWeight) -> tuple[int, int, int]:
@@ -116,18 +110,8 @@ def _shape(weight: PackedWeight) -> tuple[int, int, int]:
 def _argument(value: Any) -> Any:
     if isinstance(value, int):
         return ctypes.c_int64(value)
-    return ctypes.c_void_p(None if value is None else value.data_ptr())
+    return pointer(value)
 
 
-def _guarded(
-    count: int, dtype: torch.dtype = torch.uint8
-) -> tuple[torch.Tensor, Callable[[], None]]:
-    """Return garbage of a size, and a check that nothing was written beside it."""
-    size = count * dtype.itemsize
-    memory = torch.full((size + 2 * GUARD,), GARBAGE, dtype=torch.uint8)
-
-    def check() -> None:
-        assert (memory[:GUARD] == GARBAGE).all()
-        assert (memory[GUARD + size :] == GARBAGE).all()
-
-    return memory[GUARD : GUARD + size].view(dtype), check
+def _bytes(count: int) -> Guarded:
+    return Guarded((count,), torch.uint8)

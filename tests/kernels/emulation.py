@@ -4,12 +4,21 @@ import ctypes
 import subprocess
 from pathlib import Path
 
+import torch
+
 CSRC = Path(__file__).parents[2] / "csrc"
 OPTIONS = (
     *("-std=c++20", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
     *("-U_FORTIFY_SOURCE", "-DVLLM_FORK_EMULATE_CUDA", "-fPIC", "-shared"),
     *("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", f"-I{CSRC}"),
 )
+
+
+FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""``vllm_fork::Format``."""
+
+GUARD = 64
+GARBAGE = 0xAB
 
 
 def compile_emulation(source: Path, folder: Path) -> ctypes.CDLL:
@@ -24,3 +33,21 @@ def compile_emulation(source: Path, folder: Path) -> ctypes.CDLL:
     )
     assert done.returncode == 0, done.stdout
     return ctypes.CDLL(str(path))
+
+
+class Guarded:
+    """A tensor full of garbage, with guards around it."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        size = torch.Size(shape).numel() * dtype.itemsize
+        self.memory = torch.full((size + 2 * GUARD,), GARBAGE, dtype=torch.uint8)
+        self.tensor = self.memory[GUARD : GUARD + size].view(dtype).view(shape)
+
+    def checked(self) -> torch.Tensor:
+        ends = torch.cat([self.memory[:GUARD], self.memory[-GUARD:]])
+        assert (ends == GARBAGE).all(), "a kernel has written beside its result"
+        return self.tensor.clone()
+
+
+def pointer(tensor: torch.Tensor | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())

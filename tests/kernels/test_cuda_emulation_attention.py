@@ -5,6 +5,7 @@ from typing import Any
 import emulated_ops as emulated
 import pytest
 import torch
+from emulation import GARBAGE
 from portable_attention_cases import Case, PagedCases, make_case
 from portable_cases import DTYPES, assert_same, numbers
 
@@ -177,7 +178,7 @@ def test_rows_behind_the_last_sequence_are_not_written() -> None:
     for splits in (1, 2):
         result = batch.emulated(splits=splits)
         assert_same(result[:3], expected)
-        assert (result[3:].view(torch.uint8) == emulated.GARBAGE).all()
+        assert (result[3:].view(torch.uint8) == GARBAGE).all()
 
 
 def test_splits_are_for_few_queries_of_long_sequences() -> None:
