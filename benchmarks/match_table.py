@@ -90,10 +90,17 @@ def answer(
             [*command, str(output), *sizes], cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT
         )
     if ended.returncode:
-        errors = re.findall(r"\w+Error: (.+)", log.read_text())
-        reason = errors[0].strip() if errors else f"it ended with {ended.returncode}"
-        reason = reason.removesuffix("Reasons:")  # vLLM has a line for each kernel
-        raise RuntimeError(f"Does not start: {reason.rstrip('. ')}.")
+        reason = _first_error(log.read_text()) or f"it ended with {ended.returncode}"
+        raise RuntimeError(f"Does not start: {reason}.")
+
+
+def _first_error(log: str) -> str | None:
+    """Return what the first error of a process says, without the full stop."""
+    found = re.search(r"Value error, (.+?) \[type=", log)  # pydantic's, below its own first line
+    found = found or re.search(r"\w+Error: (.+)", log)
+    if found is None:
+        return None
+    return found[1].strip().removesuffix("Reasons:").rstrip(". ")  # a line for each kernel of vLLM
 
 
 def rows_of(

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.match_causes import UNEXPLAINED
 from benchmarks.match_report import KINDS, MODES, MatchRow, as_markdown, compare_sides
-from benchmarks.match_table import merge
+from benchmarks.match_table import _first_error, merge
 from tests.engines import ROOT
 
 PAGE = ROOT / "docs" / "match-table"
@@ -63,6 +63,16 @@ def test_the_page(tmp_path: Path) -> None:
     assert "[2] Does not start: no." in text
 
 
+def test_the_reason_is_the_sentence_of_the_first_error() -> None:
+    pydantic = (
+        "pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
+        "  Value error, The model has no such dtype. Use another. [type=value_error, input=1]\n"
+    )
+    assert _first_error(pydantic) == "The model has no such dtype. Use another"
+    assert _first_error("x\nValueError: No kernel. Reasons:\n a\nTypeError: b") == "No kernel"
+    assert _first_error("Killed") is None
+
+
 def test_new_rows_take_the_place_of_old_ones() -> None:
     old = [MatchRow(name, "", "bfloat16", mode, 2, 3) for name in ("gpt2", "z") for mode in MODES]
     new = [MatchRow("gpt2", "new", "bfloat16", mode, 2, 3) for mode in MODES]
@@ -83,10 +93,16 @@ def test_the_committed_page_is_that_of_its_numbers(committed: dict[str, Any]) ->
     assert PAGE.with_suffix(".md").read_text() == as_markdown(committed["machine"], rows)
 
 
+def is_refused_by_upstream(row: MatchRow) -> bool:
+    """Whether vLLM itself, without any flag, says that a model has no such dtype."""
+    return row.mode == "upstream" and "does not support float16" in (row.cause or "")
+
+
 def test_the_committed_rows_keep_what_is_promised(committed: dict[str, Any]) -> None:
     rows = [MatchRow(**one) for one in committed["rows"]]
+    refused = {(one.model, one.dtype) for one in rows if is_refused_by_upstream(one)}
     for one in rows:
-        if one.mode == "exact":
+        if one.mode == "exact" and (one.model, one.dtype) not in refused:
             assert one.is_equal, (one.model, one.dtype)
         if one.mode != "upstream":
             assert one.is_equal or one.cause not in (None, UNEXPLAINED), (one.model, one.dtype)
