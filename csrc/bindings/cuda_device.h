@@ -1,9 +1,13 @@
 // The device and stream that the CUDA implementations of ops work on.
 #pragma once
 
+#if defined(VLLM_FORK_EMULATE_CUDA)
+#include "../emulation/torch_on_host.h"
+#else
 #include <cuda_runtime.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
+#endif
 #include <torch/csrc/stable/tensor.h>
 
 #include <initializer_list>
@@ -12,6 +16,8 @@
 #include "argument_checks.h"
 
 namespace vllm_fork {
+
+#if !defined(VLLM_FORK_EMULATE_CUDA)
 
 using torch::stable::accelerator::DeviceGuard;
 
@@ -22,6 +28,8 @@ inline cudaStream_t current_stream(const Tensor& tensor) {
       aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
   return static_cast<cudaStream_t>(stream);
 }
+
+#endif
 
 // An argument beside the one whose device is taken.
 struct NamedTensor {

@@ -56,14 +56,15 @@ def test_layers(slopes: list[float], is_taken: bool, monkeypatch: pytest.MonkeyP
         """A layer of attention."""
 
     numbers = {"num_heads": 2, "num_kv_heads": 2, "head_size": 64, "scale": 0.125}
-    others = {"sliding_window": -1, "logits_soft_cap": 0, "sinks": None}
+    others = {"logits_soft_cap": 0, "sinks": None}
     layer: Any = Layer()
+    layer.sliding_window = None
     layer.impl = Implementation(
         **numbers, **others, kv_sharing_target_layer_name=None, alibi_slopes=torch.tensor(slopes)
     )
     layer.attn_type, layer.head_size, layer.head_size_v = "decoder", 64, 64
     monkeypatch.setattr(layers, "Attention", Layer)
-    monkeypatch.setattr(layers, "CPUAttentionBackendImpl", Implementation)
+    monkeypatch.setattr(layers, "_ATTENTION", (Implementation,))
     if not is_taken:
         with pytest.raises(ValueError, match=r"attn \(Layer\): slopes of ALiBi other than"):
             layers._use_portable_attention("attn", layer)

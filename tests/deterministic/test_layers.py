@@ -9,10 +9,16 @@ import pytest
 import torch
 from torch import nn
 
+from tests.engines import MODEL
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.deterministic.attention import PortableAttentionImpl
 from vllm.deterministic.layers import use_portable_layers
+from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers.activation import FatreluAndMul, SiluAndMul
+from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
 
 
 def config(runner_type: str = "generate", layers: dict[str, Any] | None = None) -> Any:
@@ -71,6 +77,34 @@ def test_an_activation_that_is_not_known_is_left_to_the_check_of_operations() ->
     model = Block(layer)
     use_portable_layers(model, config())
     assert model.get_submodule("block.layer") is layer
+
+
+def attention_numbers(backend: Any, **arguments: Any) -> dict[str, Any]:
+    """Return those of the attention that takes the place of what a backend of vLLM has."""
+    with set_current_vllm_config(EngineArgs(str(MODEL)).create_engine_config()):
+        layer = Attention(4, 64, 0.1, 2, prefix="layer", attn_backend=backend, **arguments)
+        use_portable_layers(nn.Module(), config(layers={"layer": layer}))
+    assert type(layer.impl) is PortableAttentionImpl
+    slopes = layer.impl._slopes
+    return vars(layer.impl) | {"_slopes": None if slopes is None else slopes.tolist()}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"per_layer_sliding_window": 8},
+        {"logits_soft_cap": 30.0},
+        {"sinks": torch.ones(4)},
+        {"alibi_slopes": [0.5, 0.25, 0.125, 0.0625]},
+    ],
+    ids=str,
+)
+def test_attention_has_the_same_numbers_on_a_gpu(arguments: dict[str, Any]) -> None:
+    on_gpu = attention_numbers(TritonAttentionBackend, **arguments)
+    assert on_gpu == attention_numbers(CPUAttentionBackend, **arguments)
+    assert on_gpu["_window"] == arguments.get("per_layer_sliding_window", 0)
+    assert on_gpu["_soft_cap"] == arguments.get("logits_soft_cap", 0)
 
 
 def test_other_attention() -> None:

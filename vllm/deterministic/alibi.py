@@ -29,7 +29,8 @@ def portable_slopes(slopes: torch.Tensor) -> torch.Tensor | None:
     exponents = [-_PARTS * math.log2(slope) for slope in slopes.tolist()]
     if not all(abs(exponent - round(exponent)) < _TOLERANCE for exponent in exponents):
         return None
-    return torch.tensor([_power(round(exponent)) for exponent in exponents], dtype=torch.float32)
+    powers = [_power(round(exponent)) for exponent in exponents]
+    return torch.tensor(powers, dtype=torch.float32, device=slopes.device)
 
 
 def _power(exponent: int) -> float:

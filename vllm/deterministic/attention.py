@@ -21,7 +21,6 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
     MultipleOf,
 )
-from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheLayout, SlidingWindowSpec
 
 
@@ -107,19 +106,18 @@ class PortableAttentionImpl(AttentionImpl[PortableMetadata]):
     """Attention of one layer.
 
     Args:
-        upstream: what vLLM made for the layer, for its numbers.
+        layer: whose ``impl``, which vLLM made, has its numbers.
         slopes: of ALiBi, float32 [num_heads], or None.
     """
 
-    def __init__(
-        self, upstream: CPUAttentionBackendImpl, slopes: torch.Tensor | None = None
-    ) -> None:
+    def __init__(self, layer: Attention, slopes: torch.Tensor | None = None) -> None:
+        upstream: Any = layer.impl
         self.num_heads = upstream.num_heads
         self.num_kv_heads = upstream.num_kv_heads
         self.head_size = upstream.head_size
         self.scale = upstream.scale
         self.kv_sharing_target_layer_name = upstream.kv_sharing_target_layer_name
-        self._window = max(upstream.sliding_window, 0)
+        self._window = layer.sliding_window or 0
         self._soft_cap = float(upstream.logits_soft_cap)
         self._sinks = upstream.sinks
         self._slopes = slopes

@@ -35,7 +35,7 @@ _OPERATORS_IN: dict[type[nn.Module], tuple[str, ...]] = {
 
 
 def check_runner(runner: GPUModelRunner) -> None:
-    """Check the machine's bits and the model's operations; nothing without the flag.
+    """Check the device's bits and the model's operations; nothing without the flag.
 
     The layers that vLLM has wrapped for adapters get portable bits here, before they compute.
 
@@ -45,7 +45,7 @@ def check_runner(runner: GPUModelRunner) -> None:
             specified; the sentence names it.
     """
     if ForkFlags.of(runner.vllm_config).is_portable:
-        check_machine()
+        check_machine(runner.device)
         use_portable_adapters(runner.get_model())
         _check_operations(runner)
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from vllm.fork.model_config import config_of
+from vllm.fork_ops.portable_product import has_kernels
 from vllm.hf_numerics.dtype import hf_dtype
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
@@ -42,11 +44,7 @@ def _use_batch_invariance() -> None:
 
 
 def _prepare_portable(args: EngineArgs, flags: ForkFlags) -> None:
-    if not current_platform.is_cpu():
-        raise ValueError(
-            "deterministic=True runs on CPUs in this release: leave the flag out, or use "
-            'deterministic="batch", which promises the same bits on the same GPU.'
-        )
+    _check_platform()
     for argument, (is_given, reason) in _excluded(args, flags).items():
         if is_given:
             raise ValueError(
@@ -60,11 +58,44 @@ def _prepare_portable(args: EngineArgs, flags: ForkFlags) -> None:
             "deterministic=True multiplies with 15 bits of each number, fewer than float32 has: "
             'use dtype="bfloat16" or dtype="float16".'
         )
+    if current_platform.is_cuda():
+        _choose_gpu_layers(args)
     if not args.enforce_eager:
         logger.info("deterministic: enforce_eager, since compiled code rounds in its own order.")
         args.enforce_eager = True
     if flags.split_qkv is not None:
         logger.info("deterministic: split_qkv changes nothing, each row's bits are its own.")
+
+
+def _check_platform() -> None:
+    """Refuse what there are no kernels for.
+
+    Raises:
+        ValueError: another platform than x86-64 CPUs and NVIDIA GPUs, or an old GPU.
+        RuntimeError: the library was built without what the platform needs.
+    """
+    if not (current_platform.is_cpu() or current_platform.is_cuda()):
+        raise ValueError(
+            "deterministic=True runs on CPUs and on NVIDIA GPUs, and not on "
+            f"{current_platform.device_name}: leave the flag out."
+        )
+    if current_platform.is_cuda() and not current_platform.has_device_capability(80):
+        raise ValueError(
+            "deterministic=True needs a GPU of compute capability 8.0 or later, for the products "
+            "of integers: leave the flag out, or run on CPUs."
+        )
+    if not has_kernels(torch.device(current_platform.device_type)):
+        raise RuntimeError(
+            "deterministic=True: the compiled operators have no kernels for "
+            f"{current_platform.device_name}. Install the distribution with "
+            f"VLLM_TARGET_DEVICE={current_platform.device_type}."
+        )
+
+
+def _choose_gpu_layers(args: EngineArgs) -> None:
+    """Let vLLM make layers of Triton, which tell their numbers before they are replaced."""
+    args.attention_backend = AttentionBackendEnum.TRITON_ATTN
+    args.moe_backend = "triton"
 
 
 def _excluded(args: EngineArgs, flags: ForkFlags) -> dict[str, tuple[object, str]]:
@@ -89,6 +120,11 @@ def _excluded(args: EngineArgs, flags: ForkFlags) -> dict[str, tuple[object, str
         ),
         "enable_expert_parallel=True": (args.enable_expert_parallel, "it is not specified"),
         "fully_sharded_loras=True": (args.fully_sharded_loras, "it splits adapters' ranks"),
+        "an attention backend": (
+            args.attention_backend is not None or args.attention_config.backend is not None,
+            "it has its own",
+        ),
+        f"moe_backend={args.moe_backend!r}": (args.moe_backend != "auto", "it has its own"),
         "kv_transfer_config": (
             args.kv_transfer_config is not None,
             "it expects another KV cache",

@@ -68,10 +68,10 @@ def exponents_of_columns(weights: torch.Tensor, num_cards: int, card: int) -> to
     own = torch.stack([channel_statistics(weight) for weight in weights])
     found = [own]
     if num_cards > 1:
-        found = [torch.empty_like(own) for _ in range(num_cards)]
-        all_gather(found, own, group=get_tp_group().cpu_group)
+        found = [torch.empty_like(own, device="cpu") for _ in range(num_cards)]
+        all_gather(found, own.cpu(), group=get_tp_group().cpu_group)
     exponents = torch.stack([equalising_exponents(whole) for whole in torch.cat(found, dim=1)])
-    return exponents.chunk(num_cards, dim=1)[card].contiguous()
+    return exponents.chunk(num_cards, dim=1)[card].contiguous().to(own.device)
 
 
 def _of_all_heads(layer: QKVParallelLinear, weight: torch.Tensor) -> torch.Tensor:
@@ -86,5 +86,6 @@ def _of_all_heads(layer: QKVParallelLinear, weight: torch.Tensor) -> torch.Tenso
 
 
 def _sum_over_cards(statistics: torch.Tensor) -> torch.Tensor:
-    all_reduce(statistics, op=ReduceOp.SUM, group=get_tp_group().cpu_group)
-    return statistics
+    total = statistics.cpu()
+    all_reduce(total, op=ReduceOp.SUM, group=get_tp_group().cpu_group)
+    return total.to(statistics.device)

@@ -49,11 +49,15 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
+from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 _HEAD_SIZES = range(16, 257, 16)
+
+_ATTENTION = (CPUAttentionBackendImpl, TritonAttentionImpl)
+"""What vLLM makes on a CPU, and on a GPU where `engine_args` chooses; both tell their numbers."""
 
 _NORMS: dict[type[nn.Module], Any] = {
     RMSNorm: forward_rms_norm,
@@ -152,10 +156,10 @@ def _use_portable_product(name: str, layer: LinearBase) -> None:
 
 
 def _use_portable_attention(name: str, layer: Any) -> None:
-    implementation = getattr(layer, "impl", None)
+    implementation: Any = getattr(layer, "impl", None)
     if isinstance(implementation, PortableAttentionImpl):
         return
-    if type(layer) is not Attention or type(implementation) is not CPUAttentionBackendImpl:
+    if type(layer) is not Attention or type(implementation) not in _ATTENTION:
         raise refusal(name, layer, "only causal attention over keys and values is specified")
     if layer.attn_type != AttentionType.DECODER:
         raise refusal(name, layer, f"{layer.attn_type} attention is not specified")
@@ -164,7 +168,7 @@ def _use_portable_attention(name: str, layer: Any) -> None:
     slopes = implementation.alibi_slopes
     if slopes is not None and (slopes := portable_slopes(slopes)) is None:
         raise refusal(name, layer, "slopes of ALiBi other than 2^(-j / 64) are not specified")
-    layer.impl = PortableAttentionImpl(implementation, slopes)
+    layer.impl = PortableAttentionImpl(layer, slopes)
     layer.attn_backend = PortableAttentionBackend
     layer.get_kv_cache_spec = partial(kv_cache_spec, layer)
 

@@ -199,4 +199,4 @@ def _default(size: int, base: float) -> list[float]:
 
 def _float32(numbers: Iterable[float]) -> torch.Tensor:
     """Round binary64 numbers to the nearest binary32 ones."""
-    return torch.tensor(list(numbers), dtype=torch.float64).to(torch.float32)
+    return torch.tensor(list(numbers), dtype=torch.float64, device="cpu").to(torch.float32)

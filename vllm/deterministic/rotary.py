@@ -48,7 +48,8 @@ def portable_rotation(layer: Any) -> PortableRotation | None:
     if table_of is None:
         return None
     is_interleaved = not getattr(layer, "is_neox_style", True)
-    return PortableRotation(table_of(layer), layer.head_size, is_interleaved)
+    table = table_of(layer).to(next(layer.buffers()).device)
+    return PortableRotation(table, layer.head_size, is_interleaved)
 
 
 class PortableRotation(nn.Module):

@@ -13,6 +13,7 @@ from vllm.fork_ops.portable_logits import portable_log_softmax, portable_top_k
 from vllm.model_executor.layers.fused_moe.config import RoutingMethodType
 from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
 from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
+from vllm.model_executor.layers.fused_moe.router.fused_topk_router import FusedTopKRouter
 
 _LEAST_EXPONENTIAL = 2.0**-32
 """What is less counts 0, so that no weight is subnormal, where settings of processors differ."""
@@ -25,7 +26,7 @@ class PortableRouter(BaseRouter):
         upstream: what the model made, checked by `portable_router`.
     """
 
-    def __init__(self, upstream: CPURouter) -> None:
+    def __init__(self, upstream: CPURouter | FusedTopKRouter) -> None:
         super().__init__(upstream.top_k, upstream.global_num_experts)
         self._is_renormalised = upstream.renormalize
         self._method_type = upstream.routing_method_type
@@ -81,18 +82,27 @@ def portable_router(name: str, layer: nn.Module, router: Any) -> PortableRouter:
     Raises:
         ValueError: it chooses or weighs in a way that is not specified.
     """
-    if type(router) is not CPURouter:
+    if type(router) not in (CPURouter, FusedTopKRouter):  # of a CPU, and the plain one of a GPU
         raise refusal(name, layer, f"the routing of {type(router).__name__} is not specified")
-    for reason, is_given in {
+    objections = {
+        f"weights by {router.scoring_func} are not specified": router.scoring_func != "softmax",
+        "balancing the load of experts is not specified": router.eplb_state is not None,
+    }
+    if isinstance(router, CPURouter):
+        objections |= _objections_on_cpu(router)
+    for reason, is_given in objections.items():
+        if is_given:
+            raise refusal(name, layer, reason)
+    return PortableRouter(router)
+
+
+def _objections_on_cpu(router: CPURouter) -> dict[str, bool]:
+    """Return what a GPU has routers of their own for."""
+    return {
         "it chooses among groups of experts": router.use_grouped_topk,
         "it chooses experts with a function of its own": router.custom_routing_function is not None,
-        f"weights by {router.scoring_func} are not specified": router.scoring_func != "softmax",
         "a correction of the experts' scores is not specified": (
             router.e_score_correction_bias is not None
         ),
         "a factor of the experts' weights is not specified": router.routed_scaling_factor != 1.0,
-        "balancing the load of experts is not specified": router.eplb_state is not None,
-    }.items():
-        if is_given:
-            raise refusal(name, layer, reason)
-    return PortableRouter(router)
+    }

@@ -15,6 +15,7 @@ import torch
 from vllm.config.model import LogprobsMode
 from vllm.fork_ops.portable_logits import portable_argmax, portable_log_softmax, portable_top_k
 from vllm.fork_ops.portable_sampling import portable_draw, portable_filter
+from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.logits_processor.builtin import MinPLogitsProcessor
 from vllm.v1.sample.metadata import SamplingMetadata
@@ -50,8 +51,13 @@ class PortableSampler(Sampler):
         """
         runner = self._runner
         requests = [runner.requests[req_id] for req_id in runner.input_batch.req_ids]
-        lengths = runner.seq_lens[: len(requests)].cpu().long()
-        self._positions = lengths - torch.tensor(num_drafts, dtype=torch.int64)
+        if not requests:  # vLLM measures the memory of a step with logits of nobody
+            self._positions = torch.zeros(len(num_drafts), dtype=torch.int64)
+            self._params = [SamplingParams()] * len(num_drafts)
+            return requests
+        lengths = runner.seq_lens[: len(requests)].long()
+        drafts = torch.tensor(num_drafts, dtype=torch.int64)
+        self._positions = lengths - drafts.to(lengths.device, non_blocking=True)
         self._params = [request.sampling_params for request in requests]
         return requests
 
@@ -121,14 +127,14 @@ class PortableSampler(Sampler):
         for processor in metadata.logitsprocs.argmax_invariant:
             if not isinstance(processor, MinPLogitsProcessor):
                 logits = processor.apply(logits)
-        all_tokens = torch.zeros(count, dtype=torch.int32)
-        everything = torch.ones(count)
+        all_tokens = torch.zeros(count, dtype=torch.int32, device=logits.device)
+        everything = torch.ones(count, device=logits.device)
         return portable_filter(
             logits,
             _temperatures(metadata),
             all_tokens if metadata.top_k is None else metadata.top_k.int().contiguous(),
             everything if metadata.top_p is None else metadata.top_p.float().contiguous(),
-            torch.tensor([float(params.min_p) for params in self._params]),
+            torch.tensor([float(params.min_p) for params in self._params], device=logits.device),
         )
 
     def _drawn(self, logits: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
@@ -138,7 +144,9 @@ class PortableSampler(Sampler):
             int(torch.randint(1 << 62, ())) if params.seed is None else params.seed
             for params in self._params
         ]
-        drawn = portable_draw(logits, torch.tensor(seeds), self._positions)
+        drawn = portable_draw(
+            logits, torch.tensor(seeds, device=logits.device), self._positions.to(logits.device)
+        )
         is_greedy = _temperatures(metadata) == 0
         # A row without a finite maximum has no distribution.
         return torch.where(is_greedy | (drawn < 0), self.greedy_sample(logits), drawn)

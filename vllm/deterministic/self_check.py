@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -35,24 +37,28 @@ EXPECTED = {
 """SHA-256 of the bits of each group of operations, its first 16 digits."""
 
 
-def check_machine() -> None:
-    """Compare this machine's bits with the specification's; it takes some milliseconds.
+def check_machine(device: torch.device | str = "cpu") -> None:
+    """Compare a device's bits with the specification's; it takes some milliseconds.
+
+    Args:
+        device: the CPU, or a GPU.
 
     Raises:
         RuntimeError: they differ; the sentence names the operation.
     """
-    for name, digest in digests():
+    for name, digest in digests(device):
         if digest != EXPECTED[name]:
+            tool = "lscpu" if torch.device(device).type == "cpu" else "nvidia-smi"
             raise RuntimeError(
                 f"deterministic=True: this machine computes {name} with other bits than the "
                 f"specification's ({digest} instead of {EXPECTED[name]}). Leave the flag out, and "
-                "report it with the output of lscpu."
+                f"report it with the output of {tool}."
             )
 
 
-def digests() -> Iterator[tuple[str, str]]:
-    """Yield the names of the groups and what `EXPECTED` should hold."""
-    groups: dict[str, Callable[[], list[torch.Tensor]]] = {
+def digests(device: torch.device | str = "cpu") -> Iterator[tuple[str, str]]:
+    """Yield the names of the groups and what `EXPECTED` should hold, computed on a device."""
+    groups: dict[str, Callable[[_Numbers], list[torch.Tensor]]] = {
         "products": _products,
         "activations": _activations,
         "norms": _norms,
@@ -61,83 +67,95 @@ def digests() -> Iterator[tuple[str, str]]:
         "sampling": _samples,
     }
     for name, compute in groups.items():
-        bits = b"".join(_bytes(tensor) for tensor in compute())
+        bits = b"".join(_bytes(tensor) for tensor in compute(_Numbers(device)))
         yield name, hashlib.sha256(bits).hexdigest()[:16]
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+    return tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()
 
 
-def _numbers(*shape: int, salt: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    """Return numbers in -4..4 that no generator of random numbers decides about."""
-    index = torch.arange(salt, salt + int(torch.tensor(shape).prod()), dtype=torch.int64)
-    mixed = (index * 2654435761 + 12345) % (1 << 32)
-    mixed = (mixed ^ (mixed >> 15)) * 2246822519 % (1 << 32)
-    return ((mixed >> 8).double() * 2.0**-21 - 4).to(dtype).view(shape)
+class _Numbers:
+    """Arguments on a device."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._device = device
+
+    def __call__(self, *shape: int, salt: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        """Return numbers in -4..4 that no generator of random numbers decides about."""
+        index = torch.arange(salt, salt + math.prod(shape), dtype=torch.int64)
+        mixed = (index * 2654435761 + 12345) % (1 << 32)
+        mixed = (mixed ^ (mixed >> 15)) * 2246822519 % (1 << 32)
+        return self.of(((mixed >> 8).double() * 2.0**-21 - 4).to(dtype).view(shape))
+
+    def of(self, values: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return given values, of a dtype."""
+        return torch.as_tensor(values, dtype=dtype).to(self._device)
 
 
-def _products() -> list[torch.Tensor]:
-    weight = _numbers(48, 584, salt=1)
+def _products(numbers: _Numbers) -> list[torch.Tensor]:
+    weight = numbers(48, 584, salt=1)
     exponents = equalising_exponents(channel_statistics(weight))
     packed = pack_weight(weight, exponents)
-    bias = _numbers(48, salt=2)
-    rows = _numbers(19, 584, salt=3)
+    bias = numbers(48, salt=2)
+    rows = numbers(19, 584, salt=3)
     return [
         portable_product(rows, packed, bias),
         portable_product(rows[:1], packed, dtype=torch.float32),
-        portable_product(_numbers(3, 584, salt=4, dtype=torch.float16), packed),
+        portable_product(numbers(3, 584, salt=4, dtype=torch.float16), packed),
     ]
 
 
-def _activations() -> list[torch.Tensor]:
-    x = _numbers(2, 66, salt=5) * 4
+def _activations(numbers: _Numbers) -> list[torch.Tensor]:
+    x = numbers(2, 66, salt=5) * 4
     mapped = [portable_map(x, function) for function in Function]
     return [*mapped, portable_gated(x, Function.SILU), portable_gated(x, Function.GELU_TANH)]
 
 
-def _norms() -> list[torch.Tensor]:
-    x, residual, weight = (_numbers(n, 300, salt=n) for n in (5, 5, 1))
+def _norms(numbers: _Numbers) -> list[torch.Tensor]:
+    x, residual, weight = (numbers(n, 300, salt=n) for n in (5, 5, 1))
     normed = portable_rms_norm(x, weight[0], 1e-6, residual=residual, weight_offset=1.0)
     return [normed, residual, portable_layer_norm(x, weight[0], weight[0], 1e-5)]
 
 
-def _rotations() -> list[torch.Tensor]:
-    table = rotary_table(rotary_frequencies(32, 500000.0), 100)
-    x = _numbers(4, 3, 48, salt=6)
-    portable_rotate(x, torch.tensor([0, 1, 50, 99]), table)
+def _rotations(numbers: _Numbers) -> list[torch.Tensor]:
+    table = rotary_table(numbers.of(rotary_frequencies(32, 500000.0)), 100)
+    x = numbers(4, 3, 48, salt=6)
+    portable_rotate(x, numbers.of([0, 1, 50, 99]), table)
     return [table, x]
 
 
-def _attention() -> list[torch.Tensor]:
+def _attention(numbers: _Numbers) -> list[torch.Tensor]:
     block_size, lengths = 16, [150, 33]
     blocks = [-(-length // block_size) for length in lengths]
-    cache = torch.zeros(attention_cache_shape(sum(blocks), 2, 32, block_size), dtype=torch.uint8)
+    shape = attention_cache_shape(sum(blocks), 2, 32, block_size)
+    cache = numbers.of(torch.zeros(shape, dtype=torch.uint8))
     pages = torch.zeros(2, max(blocks), dtype=torch.int32)
     pages[0] = torch.arange(blocks[0])
     pages[1, : blocks[1]] = torch.arange(blocks[0], sum(blocks))
     tokens = [
         torch.arange(length) + int(pages[i, 0]) * block_size for i, length in enumerate(lengths)
     ]
-    keys, values = (_numbers(sum(lengths), 2, 32, salt=salt) for salt in (10, 11))
-    portable_append(keys, values, cache, torch.cat(tokens))
-    starts = torch.tensor([0, 20, 21], dtype=torch.int32)
-    query = _numbers(21, 4, 32, salt=12)
-    stops = torch.tensor(lengths, dtype=torch.int32)
+    keys, values = (numbers(sum(lengths), 2, 32, salt=salt) for salt in (10, 11))
+    portable_append(keys, values, cache, numbers.of(torch.cat(tokens)))
+    pages = numbers.of(pages)
+    starts = numbers.of([0, 20, 21], torch.int32)
+    query = numbers(21, 4, 32, salt=12)
+    stops = numbers.of(lengths, torch.int32)
     return [
         portable_attention(query, cache, pages, starts, stops, scale=0.25),
         portable_attention(query, cache, pages, starts, stops, scale=0.25, window=70, soft_cap=9.0),
     ]
 
 
-def _samples() -> list[torch.Tensor]:
-    logits = _numbers(4, 777, salt=8, dtype=torch.float32) * 3
+def _samples(numbers: _Numbers) -> list[torch.Tensor]:
+    logits = numbers(4, 777, salt=8, dtype=torch.float32) * 3
     kept = portable_filter(
         logits,
-        torch.tensor([0.0, 0.7, 1.0, 1.3]),
-        torch.tensor([0, 40, 0, 9], dtype=torch.int32),
-        torch.tensor([1.0, 0.9, 0.8, 1.0]),
-        torch.tensor([0.0, 0.01, 0.0, 0.1]),
+        numbers.of([0.0, 0.7, 1.0, 1.3]),
+        numbers.of([0, 40, 0, 9], torch.int32),
+        numbers.of([1.0, 0.9, 0.8, 1.0]),
+        numbers.of([0.0, 0.01, 0.0, 0.1]),
     )
-    drawn = portable_draw(kept, torch.tensor([1, 2, 3, 4]), torch.tensor([9, 8, 7, 6]))
+    drawn = portable_draw(kept, numbers.of([1, 2, 3, 4]), numbers.of([9, 8, 7, 6]))
     return [portable_log_softmax(logits), kept, drawn]

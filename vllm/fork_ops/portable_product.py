@@ -30,6 +30,7 @@ __all__ = [
     "PackedWeight",
     "channel_statistics",
     "equalising_exponents",
+    "has_kernels",
     "pack_weight",
     "portable_product",
     "sum_partials",
@@ -74,6 +75,14 @@ if library.load():
     @torch.library.register_fake("vllm_fork::sum_partials")
     def _(partials: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
         return partials.new_empty(partials.shape[1:], dtype=dtype)
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether portable operations can be computed on a device."""
+    key = {"cpu": "CPU", "cuda": "CUDA"}.get(device.type)
+    return key is not None and torch._C._dispatch_has_kernel_for_dispatch_key(
+        "vllm_fork::portable_product", key
+    )
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def _checked(
 def _integer_cache(key: torch.Tensor, value: torch.Tensor, layout: Layout) -> torch.Tensor:
     kv_heads, head_size = key.shape[1], key.shape[3]
     shape = attention_cache_shape(layout.num_blocks, kv_heads, head_size, BLOCK_TOKENS)
-    cache = torch.empty(shape, dtype=torch.uint8)
+    cache = torch.empty(shape, dtype=torch.uint8, device=key.device)
     keys, values = (x.transpose(1, 2).flatten(0, 1) for x in (key, value))
     portable_append(keys, values, cache, layout.slots)
     return cache

@@ -26,6 +26,7 @@ class Layout:
         num_keys: columns of keys.
         num_queries: columns of queries.
         num_seen: keys that the mask lets the last query see.
+        device: of the tensors that the kernel reads; they are made on the CPU.
 
     Attributes:
         slots: int64 [batch * num_keys], where each key goes in the cache; -1 for padding.
@@ -43,7 +44,9 @@ class Layout:
         num_keys: int,
         num_queries: int,
         num_seen: int,
+        device: torch.device | str = "cpu",
     ) -> None:
+        self._device = device
         self.num_keys = num_keys
         self.num_queries = num_queries
         self.num_seen = num_seen
@@ -51,12 +54,13 @@ class Layout:
         columns = torch.arange(first_column, last_column) - padding[:, None]
         lengths = last_column - padding
         self._place(columns, (first_column - padding).clamp(min=0), lengths)
-        self.lengths = lengths.to(torch.int32)
+        self.lengths = lengths.to(device, torch.int32)
         self._query_positions = columns[:, num_keys - num_queries :]
         is_token = self._query_positions >= 0
         counts = is_token.sum(1)
-        self.query_starts = _after_zero(counts.cumsum(0)).to(torch.int32)
-        self.query_rows = None if is_token.all() else is_token.flatten().nonzero().flatten()
+        self.query_starts = _after_zero(counts.cumsum(0)).to(device, torch.int32)
+        rows = None if is_token.all() else is_token.flatten().nonzero().flatten()
+        self.query_rows = None if rows is None else rows.to(device)
         self._has_checked_positions = False
 
     def _place(self, positions: torch.Tensor, first: torch.Tensor, lengths: torch.Tensor) -> None:
@@ -65,11 +69,11 @@ class Layout:
         used = (lengths + BLOCK_TOKENS - 1) // BLOCK_TOKENS - first_block
         shift = _after_zero(used.cumsum(0))[:-1] - first_block
         slots = shift[:, None] * BLOCK_TOKENS + positions
-        self.slots = slots.masked_fill(positions < 0, -1).flatten()
+        self.slots = slots.masked_fill(positions < 0, -1).flatten().to(self._device)
         self.num_blocks = max(int(used.sum()), 1)
         width = max(int((first_block + used).max()), 1)
         pages = torch.arange(width) + shift[:, None]
-        self.pages = pages.clamp(min=0).to(torch.int32)
+        self.pages = pages.clamp(min=0).to(self._device, torch.int32)
 
     def check_positions(self, position_ids: torch.Tensor) -> None:
         """Refuse other positions than those counted from each row's first token.
@@ -83,7 +87,7 @@ class Layout:
         if self._has_checked_positions:
             return
         expected = self._query_positions
-        if not bool(((position_ids == expected) | (expected < 0)).all()):
+        if not bool(((position_ids.cpu() == expected) | (expected < 0)).all()):
             raise refusal(
                 "these position_ids",
                 "they must count from 0 at the first token of each row, as generate() makes them",
@@ -104,6 +108,7 @@ def make_layout(
     kv_offset: int = 0,
     mask_function: Callable[..., torch.Tensor] | None = None,
     attention_mask: torch.Tensor | None = None,
+    device: torch.device | str = "cpu",
     **options: Any,
 ) -> Layout:
     """Return a batch's layout where Transformers asks for a mask (``AttentionMaskInterface``).
@@ -116,6 +121,7 @@ def make_layout(
         kv_offset: the column of the first key.
         mask_function: of (row, head, column of query, column of key), whether it is seen.
         attention_mask: bool [batch_size, columns], false for padding; None for none.
+        device: of the model.
         options: what other implementations need.
 
     Raises:
@@ -127,13 +133,14 @@ def make_layout(
         raise refusal("this cache", "it must hold the tokens so far and no more, as DynamicCache")
     if options.get("use_vmap") or mask_function is None:
         raise refusal("this mask", "only causal masks and sliding windows are specified")
-    keys = torch.arange(kv_offset, columns)
-    zero = torch.zeros((), dtype=torch.long)
-    seen = mask_function(zero, zero, torch.tensor(columns - 1), keys)
+    keys = torch.arange(kv_offset, columns, device=device)
+    zero, last = torch.tensor([0, columns - 1], device=device)
+    seen = mask_function(zero, zero, last, keys)
     padding = torch.zeros(batch_size, dtype=torch.long)
     if attention_mask is not None:
-        padding = _left_padding(attention_mask, columns)
-    return Layout(padding, kv_offset, kv_length, q_length, int(seen.expand(kv_length).sum()))
+        padding = _left_padding(attention_mask.cpu(), columns)
+    num_seen = int(seen.expand(kv_length).sum())
+    return Layout(padding, kv_offset, kv_length, q_length, num_seen, device)
 
 
 def _left_padding(mask: torch.Tensor, columns: int) -> torch.Tensor:

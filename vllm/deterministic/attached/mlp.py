@@ -46,7 +46,8 @@ def portable_gated_mlp(module: Any) -> PortableGatedMLP | None:
     function = function_of(getattr(module, "act_fn", getattr(module, "activation_fn", module)))
     if layers is None or function is None:
         return None
-    rows = sample_rows(layers[0].in_features, layers[0].weight.dtype)
+    weight = layers[0].weight
+    rows = sample_rows(layers[0].in_features, weight.dtype, weight.device)
     expected = module(rows)
     *gate_and_up, down = layers
     packed = zip(pack_together(gate_and_up), gate_and_up, strict=True)

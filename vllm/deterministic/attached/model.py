@@ -47,7 +47,8 @@ def attach_kernels(model: PreTrainedModel, *, max_length: int | None = None) -> 
     configuration says. A cap on the logits moves from the configuration into the head.
 
     Args:
-        model: with bfloat16 or float16 parameters on CPU, in evaluation mode.
+        model: with bfloat16 or float16 parameters, all on the CPU or on one NVIDIA GPU of compute
+            capability 8.0 or later, in evaluation mode.
         max_length: tokens of the longest sequence, which decides between the long and the short
             frequencies of LongRoPE; the engine's ``max_model_len``. By default
             ``config.max_position_embeddings``.

@@ -64,7 +64,7 @@ def portable_norm(module: Any) -> nn.Module | None:
         PortableRMSNorm(weight, epsilon, 1.0),
         PortableLayerNorm(weight, None, epsilon),
     ]
-    rows = sample_rows(weight.shape[0], weight.dtype)
+    rows = sample_rows(weight.shape[0], weight.dtype, weight.device)
     expected = module(rows)
     errors = [difference(expected, candidate(rows)) for candidate in candidates]
     return candidates[errors.index(min(errors))] if min(errors) < TOLERANCE else None

@@ -16,8 +16,10 @@ def rehearse(model: Any) -> None:
     Raises:
         InexactOperationError: the model calls another one; the sentence names it and the module.
     """
-    mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
-    ids, positions = torch.tensor([[0, 1, 2], [2, 1, 0]]), torch.tensor([[0, 0, 1], [0, 1, 2]])
+    mask, ids, positions = torch.tensor(
+        [[[0, 1, 1], [1, 1, 1]], [[0, 1, 2], [2, 1, 0]], [[0, 0, 1], [0, 1, 2]]],
+        device=model.device,
+    )
     with only_exact_operations_of(model):
         done = model(ids, attention_mask=mask, position_ids=positions, use_cache=True)
         model(

@@ -76,10 +76,11 @@ class PortableRotaryEmbedding(nn.Module):
             ValueError: a position is beyond the longest sequence that was planned for.
         """
         positions = position_ids.expand(x.shape[0], -1).flatten().contiguous()
-        rotation = Rotation(positions, self._table(layer_type, int(positions.max()) + 1))
+        table = self._table(layer_type, int(positions.max()) + 1, positions.device)
+        rotation = Rotation(positions, table)
         return rotation, rotation
 
-    def _table(self, layer_type: str | None, positions: int) -> torch.Tensor:
+    def _table(self, layer_type: str | None, positions: int, device: torch.device) -> torch.Tensor:
         if self._limit is not None and positions > self._limit:
             raise refusal(
                 f"a sequence of {positions} tokens",
@@ -89,7 +90,8 @@ class PortableRotaryEmbedding(nn.Module):
         if table is None or table.shape[0] < positions:
             room = max(FIRST_POSITIONS, 1 << (positions - 1).bit_length())
             frequencies, scale = self._frequencies[layer_type]
-            table = self._tables[layer_type] = rotary_table(frequencies, room, scale)
+            table = rotary_table(frequencies, room, scale).to(device)
+            self._tables[layer_type] = table
         return table
 
 

@@ -8,10 +8,10 @@ TOLERANCE = 0.03
 """Of the relative error: far above the roundings of 16 bits, far below another formula."""
 
 
-def sample_rows(size: int, dtype: torch.dtype) -> torch.Tensor:
+def sample_rows(size: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
     """Return four rows of ordinary activations, [4, size], always the same."""
     generator = torch.Generator().manual_seed(size)
-    return torch.randn(4, size, generator=generator, dtype=torch.float32).to(dtype)
+    return torch.randn(4, size, generator=generator, dtype=torch.float32).to(device, dtype)
 
 
 def difference(one: torch.Tensor, other: torch.Tensor) -> float:

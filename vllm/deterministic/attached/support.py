@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedModel
 
 from vllm.fork_ops import library
+from vllm.fork_ops.portable_product import has_kernels
 
 from .attention import NAME
 from .refusal import refusal
@@ -18,8 +19,8 @@ def check_model(model: Any) -> None:
 
     Raises:
         TypeError: `model` is no ``PreTrainedModel``.
-        ValueError: it is attached already, in training, quantised, not on CPU or neither bfloat16
-            nor float16, or has latent attention or an encoder.
+        ValueError: it is attached already, in training, quantised, neither bfloat16 nor float16, on
+            several devices or on one without kernels, or has latent attention or an encoder.
         RuntimeError: the compiled operators are not there.
     """
     if not isinstance(model, PreTrainedModel):
@@ -44,9 +45,13 @@ def check_model(model: Any) -> None:
 
 
 def _check_parameters(model: PreTrainedModel, name: str) -> None:
+    if not has_kernels(model.device):
+        raise refusal(name, f"it is on {model.device}, for which there are no kernels")
     for parameter_name, parameter in model.named_parameters():
-        if parameter.device.type != "cpu":
-            raise refusal(name, f"{parameter_name} is on {parameter.device}, not on CPU")
+        if parameter.device != model.device:
+            raise refusal(
+                name, f"{parameter_name} is on {parameter.device}, and others on {model.device}"
+            )
         if parameter.dtype not in (torch.bfloat16, torch.float16):
             raise refusal(
                 name,

@@ -1,0 +1,59 @@
+// What the bindings of CUDA ops use of torch's CUDA side, for the emulation: the ops take tensors
+// that are on the CPU, and are registered for it, in a library of their own (see
+// tests/kernels/emulated_device.py).
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "cuda_on_host.h"
+
+namespace vllm_fork {
+
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int32_t) {}
+};
+
+inline cudaStream_t current_stream(const torch::stable::Tensor&) { return nullptr; }
+
+namespace emulation {
+
+inline void check_launch(cudaError_t error) {
+  const std::string sentence = std::move(failure);
+  failure.clear();
+  if (!sentence.empty()) throw std::runtime_error(sentence);
+  if (error != cudaSuccess) {
+    throw std::runtime_error("A launch failed with error " + std::to_string(error) + ".");
+  }
+}
+
+}  // namespace emulation
+}  // namespace vllm_fork
+
+#undef STD_CUDA_CHECK
+#define STD_CUDA_CHECK(call) ::vllm_fork::emulation::check_launch(call)
+
+// A GPU with few multiprocessors, so that small products are of several kinds of parts, too.
+enum cudaDeviceAttr {
+  cudaDevAttrComputeCapabilityMajor,
+  cudaDevAttrMultiProcessorCount,
+  cudaDevAttrMaxSharedMemoryPerMultiprocessor,
+};
+
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  constexpr int kAmpere = 8;
+  constexpr int kMultiprocessors = 4;
+  *value = attribute == cudaDevAttrComputeCapabilityMajor   ? kAmpere
+           : attribute == cudaDevAttrMultiProcessorCount    ? kMultiprocessors
+                                                            : vllm_fork::emulation::kMostSharedBytes;
+  return cudaSuccess;
+}
+
+// STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CUDA, ...) then registers for the CPU. The headers above,
+// which use the word, are all behind us.
+#define CUDA CPU

@@ -1,0 +1,97 @@
+"""Prints what an engine answers: with a library, its portable operations are emulated CUDA kernels.
+
+    python -m tests.deterministic.emulated_engine [LIBRARY]
+
+The engine's tensors stay on the CPU. Before it answers, it takes the step without requests whose
+memory vLLM measures on GPUs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # a function goes to the worker
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+
+from tests.emulated_gpu.library import EMULATED, NAMESPACE
+from tests.engines import MODEL
+from vllm import LLM, SamplingParams
+
+PROMPTS = [[5, 80, 300, 7], [9, 1200, 33], [11, *range(40, 57)]]
+
+
+def answers(llm: LLM) -> list[tuple[list[int], str]]:
+    """Return tokens, and a digest of the log-probabilities, of a greedy and a drawn answer each."""
+    params = [
+        SamplingParams(max_tokens=3, logprobs=2, **choice, ignore_eos=True)
+        for choice in ({"temperature": 0.0}, {"temperature": 0.9, "seed": 4, "top_p": 0.9})
+    ]
+    given = [{"prompt_token_ids": ids} for ids in PROMPTS for _ in params]
+    outputs = llm.generate(given, params * len(PROMPTS), use_tqdm=False)
+    return [(list(one.outputs[0].token_ids), _digest(one.outputs[0].logprobs)) for one in outputs]
+
+
+def _digest(logprobs: Any) -> str:
+    values = [
+        (token, found.logprob.hex())
+        for position in logprobs
+        for token, found in sorted(position.items())
+    ]
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
+
+
+def start() -> LLM:
+    """Return an engine of the bundled model, in deterministic mode."""
+    return LLM(
+        str(MODEL),
+        dtype="bfloat16",
+        deterministic=True,
+        max_model_len=64,
+        max_num_batched_tokens=16,  # the longest prompt comes in two chunks
+        max_num_seqs=8,
+        kv_cache_memory_bytes=1 << 24,
+    )
+
+
+def measure(worker: Any) -> list[int]:
+    """Return how many rows and tokens a step without requests samples."""
+    _, hidden_states = worker.model_runner._dummy_run(16, is_profile=True)
+    return list(worker.model_runner._dummy_sampler_run(hidden_states).sampled_token_ids.shape)
+
+
+@contextmanager
+def emulated_operations(path: str) -> Iterator[set[str]]:
+    """Compute the fork's operations with a library, and yield the names of those that were."""
+    torch.ops.load_library(path)
+    called: set[str] = set()
+
+    def call(name: str, *arguments: Any) -> Any:
+        called.add(name)
+        return getattr(getattr(torch.ops, NAMESPACE), name).default(*arguments)
+
+    with torch.library._scoped_library("vllm_fork", "IMPL") as library:
+        for name in EMULATED:
+            library.impl(name, partial(call, name), "CPU", allow_override=True)
+        yield called
+
+
+def main() -> None:
+    operations: Any = emulated_operations(sys.argv[1]) if len(sys.argv) > 1 else nullcontext(())
+    with operations as called:
+        llm = start()
+        found = {"rows": llm.collective_rpc(measure), "answers": answers(llm)}
+        print(json.dumps(found | {"emulated": sorted(called)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""Deterministic mode on a GPU: the CPU's bits, from the CUDA kernels, on tensors of a CUDA device.
+
+The GPU is emulated (see tests/emulated_gpu). What it cannot show is what only hardware does.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from tests.deterministic.models import bundled_model, padded, random_model, token_ids
+from tests.emulated_gpu.device import GPU, emulated_gpu, to_gpu
+from tests.emulated_gpu.library import load_emulated_ops
+from tests.engines import MODEL, ROOT
+from vllm import SamplingParams
+from vllm.deterministic import attach, engine_args
+from vllm.deterministic.sampler import PortableSampler
+from vllm.deterministic.self_check import EXPECTED, check_machine, digests
+from vllm.engine.arg_utils import EngineArgs
+from vllm.fork.flags import ForkFlags
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+from vllm.v1.sample.logits_processor import LogitsProcessors
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.sampler import Sampler
+
+CASES = ("bundled", "gemma2-2b", "gpt2", "mixtral-8x7b", "opt-125m", "phi3-mini", "qwen3-0.6b")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return load_emulated_ops(tmp_path_factory.mktemp("emulated"))
+
+
+def model(case: str, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
+    return bundled_model(dtype) if case == "bundled" else random_model(case, dtype)
+
+
+def test_the_start_up_check() -> None:
+    with emulated_gpu():
+        assert dict(digests(GPU)) == EXPECTED
+        check_machine(GPU)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_attached_model(case: str) -> None:
+    """A prompt, and a batch with padding, then one more token with the cache."""
+    batch = padded([token_ids(5), token_ids(9, seed=1)])
+    with torch.no_grad():
+        on_cpu = attach(model(case))
+        expected = on_cpu(**batch, use_cache=True)
+        more = _next(on_cpu, batch, expected)
+    with emulated_gpu():
+        on_gpu = attach(to_gpu(model(case)))
+        moved = {name: tensor.to(GPU) for name, tensor in batch.items()}
+        found = on_gpu(**moved, use_cache=True)
+        assert found.logits.device == GPU
+        assert torch.equal(found.logits.cpu()[1], expected.logits[1])
+        assert torch.equal(found.logits.cpu()[0, 4:], expected.logits[0, 4:])
+        assert torch.equal(_next(on_gpu, moved, found).cpu(), more)
+
+
+def _next(model: Any, batch: dict[str, torch.Tensor], done: Any) -> torch.Tensor:
+    """Return the logits after one more token of each row."""
+    ones = torch.ones_like(batch["attention_mask"][:, :1])
+    logits: torch.Tensor = model(
+        batch["input_ids"][:, -1:],
+        attention_mask=torch.cat((batch["attention_mask"], ones), dim=1),
+        position_ids=batch["position_ids"][:, -1:] + 1,
+        past_key_values=done.past_key_values,
+    ).logits
+    return logits
+
+
+def test_a_model_on_two_devices_is_refused() -> None:
+    mixed = model("gpt2")
+    with emulated_gpu():
+        to_gpu(mixed.transformer.h[1])
+        with pytest.raises(ValueError, match=r"h\.1\.\S+ is on cuda:0, and others on cpu"):
+            attach(mixed)
+
+
+def test_a_device_without_kernels_is_refused() -> None:
+    with pytest.raises(ValueError, match="it is on meta, for which there are no kernels"):
+        attach(model("gpt2").to("meta"))
+
+
+PARAMS = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.8, seed=1, top_k=40),
+    SamplingParams(temperature=1.1, seed=2, top_p=0.8, min_p=0.02),
+]
+
+
+def sampled(device: torch.device | str) -> tuple[Any, list[str]]:
+    """Return what the sampler makes of three rows of logits, and what has waited for the GPU."""
+    with emulated_gpu() as gpu:
+        requests = {str(i): SimpleNamespace(sampling_params=one) for i, one in enumerate(PARAMS)}
+        runner: Any = SimpleNamespace(
+            requests=requests,
+            input_batch=SimpleNamespace(req_ids=list(requests)),
+            seq_lens=torch.tensor([7, 12, 90, 0], dtype=torch.int32).to(device),
+        )
+        logits = torch.randn(3, 4096, generator=torch.Generator().manual_seed(0)) * 4
+        logits, metadata = logits.to(device), _metadata(device)
+        gpu.waits.clear()
+        output = PortableSampler(runner, Sampler())(logits, metadata)
+        waits = list(gpu.waits)
+        return (output.sampled_token_ids.cpu(), *map(torch.Tensor.cpu, _logprobs(output))), waits
+
+
+def _logprobs(output: Any) -> list[torch.Tensor]:
+    found = output.logprobs_tensors
+    return [found.logprob_token_ids, found.logprobs, found.selected_token_ranks]
+
+
+def _metadata(device: torch.device | str) -> SamplingMetadata:
+    def column(name: str) -> torch.Tensor:
+        return torch.tensor([getattr(one, name) for one in PARAMS]).to(device)
+
+    top_k = torch.tensor([one.top_k if one.top_k > 0 else 4096 for one in PARAMS])
+    return SamplingMetadata(
+        temperature=column("temperature"),
+        all_greedy=False,
+        all_random=False,
+        top_p=column("top_p"),
+        top_k=top_k.int().to(device),
+        generators={},
+        max_num_logprobs=5,
+        logprob_token_ids=None,
+        no_penalties=True,
+        prompt_token_ids=None,
+        frequency_penalties=column("frequency_penalty"),
+        presence_penalties=column("presence_penalty"),
+        repetition_penalties=column("repetition_penalty"),
+        output_token_ids=[[] for _ in PARAMS],
+        spec_token_ids=[[] for _ in PARAMS],
+        allowed_token_ids_mask=None,
+        bad_words_token_ids={},
+        logitsprocs=LogitsProcessors(),
+    )
+
+
+def test_the_sampler_chooses_the_same_and_never_waits() -> None:
+    found, waits = sampled(GPU)
+    expected, _ = sampled("cpu")
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)
+    assert waits == []
+
+
+def engine(*arguments: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.deterministic.emulated_engine", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_an_engine_on_the_kernels_of_a_gpu(library: Path) -> None:
+    """Real scheduling, with chunks and pages: the tokens and log-probabilities of the CPU."""
+    emulated, plain = engine(str(library)), engine()
+    assert emulated["answers"] == plain["answers"]
+    assert emulated["rows"] == plain["rows"] == [[8, 1]]
+    assert plain["emulated"] == []
+    assert set(emulated["emulated"]) == {
+        *("channel_statistics", "equalising_exponents", "pack_weight", "portable_product"),
+        *("portable_norm", "portable_rotary_table", "portable_rotate", "portable_append"),
+        *("portable_attention", "portable_gated", "portable_map", "portable_log_softmax"),
+        *("portable_argmax", "portable_top_k", "portable_filter", "portable_draw"),
+    }
+
+
+class Platform:
+    """An NVIDIA GPU, as far as arguments are concerned."""
+
+    device_type = "cuda"
+    device_name = "NVIDIA TEST"
+
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
+
+    def is_cpu(self) -> bool:
+        return False
+
+    def is_cuda(self) -> bool:
+        return True
+
+    def has_device_capability(self, capability: int) -> bool:
+        return self._capability >= capability
+
+
+def prepared(monkeypatch: pytest.MonkeyPatch, capability: int, **arguments: Any) -> EngineArgs:
+    monkeypatch.setattr(engine_args, "current_platform", Platform(capability))
+    args = EngineArgs(str(MODEL), deterministic=True, dtype="bfloat16", **arguments)
+    engine_args.prepare_engine_args(args, ForkFlags.from_engine_args(args))
+    return args
+
+
+def test_the_arguments_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with emulated_gpu():
+        args = prepared(monkeypatch, 90)
+    assert args.attention_backend is AttentionBackendEnum.TRITON_ATTN
+    assert args.moe_backend == "triton"
+    assert args.enforce_eager
+
+
+def test_an_old_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"needs a GPU of compute capability 8\.0 or later"):
+        prepared(monkeypatch, 75)
+
+
+def test_a_library_without_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match=r"no kernels for NVIDIA TEST.*VLLM_TARGET_DEVICE=cuda"):
+        prepared(monkeypatch, 90)
+
+
+def test_attention_of_ones_own_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = AttentionBackendEnum.FLASH_ATTN
+    with emulated_gpu(), pytest.raises(ValueError, match="an attention backend, since it has its"):
+        prepared(monkeypatch, 90, attention_backend=chosen)

@@ -1,0 +1,173 @@
+"""Tensors of a CUDA device on a machine without one, for what PyTorch checks of devices.
+
+Operations on them are the CPU's, and the fork's the emulated CUDA ones. As on a GPU, tensors of two
+devices do not go together, and what waits for the GPU is noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from tests.emulated_gpu.library import EMULATED, NAMESPACE
+
+GPU = torch.device("cuda:0")
+
+_COPIES = ("aten::_to_copy", "aten::copy_")
+_INDEXING = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
+"""They take the indices of a GPU's tensor from the CPU, too."""
+
+_WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select")
+
+
+class GpuTensor(torch.Tensor):
+    """Says that it is on the GPU; `held` is where its numbers are."""
+
+    held: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, held: torch.Tensor) -> GpuTensor:
+        made: GpuTensor = torch.Tensor._make_wrapper_subclass(
+            cls,
+            held.shape,
+            strides=held.stride(),
+            storage_offset=held.storage_offset(),
+            dtype=held.dtype,
+            device=GPU,
+        )
+        made.held = held
+        return made
+
+    def __init__(self, held: torch.Tensor) -> None: ...
+
+    def tolist(self) -> Any:
+        """As of any tensor: PyTorch refuses those of subclasses."""
+        return self.cpu().tolist()
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        raise AssertionError(f"{func} has a tensor of the emulated GPU, outside of its context")
+
+
+class EmulatedGpu(TorchDispatchMode):
+    """Computes what has tensors of the GPU.
+
+    Attributes:
+        waits: operations that have waited for the GPU since the list was emptied.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        name = func._schema.name
+        leaves = tree_leaves((args, kwargs))
+        has_gpu = any(isinstance(x, GpuTensor) for x in leaves)
+        asked = kwargs.get("device")
+        if not has_gpu and (asked is None or torch.device(asked).type == "cpu"):
+            return func(*args, **kwargs)
+        if name not in _COPIES:
+            _check_devices(name, leaves)
+        if name in _WAITS or (name == "aten::_to_copy" and asked == torch.device("cpu")):
+            self.waits.append(name)
+        if asked is not None:
+            kwargs["device"] = torch.device("cpu")
+        result = _on_gpu(func)(*_held(args), **_held(kwargs))
+        is_on_cpu = asked is not None and torch.device(asked).type == "cpu"
+        if name == "aten::copy_":
+            return args[0]
+        return result if is_on_cpu else _wrapped(result, leaves)
+
+
+def _on_gpu(func: Any) -> Any:
+    """Return the operation of the GPU: of the fork's, the emulated one."""
+    namespace, _, name = func._schema.name.partition("::")
+    if namespace != "vllm_fork":
+        return func
+    return getattr(getattr(torch.ops, NAMESPACE), name).default
+
+
+def _check_devices(name: str, leaves: list[Any]) -> None:
+    others = [
+        x
+        for x in leaves
+        if isinstance(x, torch.Tensor) and not isinstance(x, GpuTensor) and x.dim() > 0
+    ]
+    if not others or not any(isinstance(x, GpuTensor) for x in leaves):
+        return
+    first = next(x for x in leaves if isinstance(x, torch.Tensor))
+    if (
+        name in _INDEXING
+        and isinstance(first, GpuTensor)
+        and all(not x.is_floating_point() for x in others)
+    ):
+        return
+    raise RuntimeError(f"{name} has tensors on the GPU and on the CPU")
+
+
+def _held(tree: Any) -> Any:
+    return tree_map(lambda x: x.held if isinstance(x, GpuTensor) else x, tree)
+
+
+def _wrapped(result: Any, leaves: list[Any]) -> Any:
+    """Return a result as tensors of the GPU: what an operation gives back is what it was given."""
+    known = {id(x.held): x for x in leaves if isinstance(x, GpuTensor)}
+
+    def wrap(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or isinstance(x, GpuTensor):
+            return x
+        return known[id(x)] if id(x) in known else GpuTensor(x)
+
+    return tree_map(wrap, result)
+
+
+@contextmanager
+def _moves_are_seen() -> Iterator[None]:
+    """Let ``torch.tensor(..., device=GPU)`` move what it has made as other operations do."""
+    before = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)
+    try:
+        yield
+    finally:
+        torch._C._set_only_lift_cpu_tensors(before)
+
+
+@contextmanager
+def emulated_gpu() -> Iterator[EmulatedGpu]:
+    """Give this process a GPU, `GPU`, for tensors."""
+    with (
+        torch.library._scoped_library("vllm_fork", "IMPL") as library,
+        mock.patch("torch.cuda._lazy_init"),
+        _moves_are_seen(),
+        torch.no_grad(),
+        EmulatedGpu() as gpu,
+    ):
+        for name in EMULATED:
+            library.impl(name, getattr(getattr(torch.ops, NAMESPACE), name).default, "CUDA")
+        yield gpu
+
+
+def to_gpu(model: nn.Module) -> nn.Module:
+    """Move the parameters and buffers of a model to the GPU, in place."""
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                moved = GpuTensor(parameter.data)
+                module._parameters[name] = nn.Parameter(moved, requires_grad=False)
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = GpuTensor(buffer)
+    return model

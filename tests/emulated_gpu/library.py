@@ -1,0 +1,91 @@
+"""Compiles the CUDA ops for tensors on the CPU, as ``torch.ops.vllm_fork_emulated``."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import torch
+from torch.utils.cpp_extension import include_paths, library_paths
+
+HERE = Path(__file__).parent
+CSRC = HERE.parents[1] / "csrc"
+NAMESPACE = "vllm_fork_emulated"
+
+EMULATED = (
+    *("channel_statistics", "equalising_exponents", "pack_weight", "unpack_weight"),
+    *("portable_product", "sum_partials", "portable_map", "portable_gated", "portable_norm"),
+    *("portable_rotary_table", "portable_rotate", "portable_append", "portable_attention"),
+    *("portable_log_softmax", "portable_argmax", "portable_top_k", "portable_filter"),
+    "portable_draw",
+)
+"""Names of the ops."""
+
+_SOURCES = (
+    str(HERE / "guard.cpp"),
+    *(f"bindings/portable_{name}_cuda.cpp" for name in ("attention", "logits", "product", "rows")),
+    *("bindings/portable_checks.cpp", "bindings/portable_product_checks.cpp"),
+    *("bindings/schemas.cpp", "cpu/pack_weight.cpp"),
+    *(f"cuda/portable_{name}.cu" for name in ("attention", "cache", "functions", "logits")),
+    *(f"cuda/portable_{name}.cu" for name in ("norm", "product", "rotary")),
+)
+
+_OPTIONS = (
+    *("-std=c++20", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
+    *("-U_FORTIFY_SOURCE", "-DVLLM_FORK_EMULATE_CUDA", "-fPIC", "-fvisibility=hidden"),
+    *("-DTORCH_TARGET_VERSION=0x020B000000000000", f"-Dvllm_fork={NAMESPACE}"),
+)
+
+
+def load_emulated_ops(folder: Path) -> Path:
+    """Compile the ops, two files at a time, and register them.
+
+    Args:
+        folder: for what is compiled.
+
+    Returns:
+        The library.
+    """
+    waiting = list(_SOURCES)
+    running: list[subprocess.Popen[str]] = []
+    while waiting or running:
+        if waiting and len(running) < 2:
+            running.append(_compile(waiting.pop(), folder))
+        else:
+            _finish(running.pop(0))
+    library = folder / "emulated_ops.so"
+    objects = [str(_object(source, folder)) for source in _SOURCES]
+    _finish(
+        _start(
+            "-shared",
+            *objects,
+            "-o",
+            str(library),
+            f"-L{library_paths()[0]}",
+            "-ltorch_cpu",
+            "-lc10",
+        )
+    )
+    torch.ops.load_library(str(library))
+    return library
+
+
+def _object(source: str, folder: Path) -> Path:
+    return folder / f"{Path(source).name}.o"
+
+
+def _compile(source: str, folder: Path) -> subprocess.Popen[str]:
+    headers = [option for path in include_paths() for option in ("-isystem", path)]
+    places = ["-x", "c++", "-c", str(CSRC / source), "-o", str(_object(source, folder))]
+    return _start(*_OPTIONS, *headers, *places)
+
+
+def _start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        ["g++", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def _finish(process: subprocess.Popen[str]) -> None:
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
