@@ -14,6 +14,8 @@ from packaging.requirements import Requirement
 from distribution.nvcc import PACKAGES as NVCC_PACKAGES
 from distribution.pins import Pin
 
+XFORMERS = ["xformers>=0.0.35"]  # for vllm/v1/attention/backends/xformers.py
+
 # For this project's own tests, checks and tools; the examples need nothing more than vLLM does,
 # but name what they import.
 DEV = [
@@ -21,6 +23,7 @@ DEV = [
     "pytest-timeout",
     "hypothesis",
     "peft>=0.21",
+    *XFORMERS,
     "ruff==0.14.*",
     "mypy==1.18.*",
     *NVCC_PACKAGES,
@@ -50,7 +53,7 @@ def adapt_metadata(pristine: Path, pin: Pin) -> Metadata:
     message = message_from_bytes((info / "METADATA").read_bytes())
     requires: list[str] = [*OWN]
     extras: dict[str, list[str]] = {name: [] for name in message.get_all("Provides-Extra") or []}
-    extras |= {"dev": list(DEV), "eval": list(EVAL), "multimodal": []}
+    extras |= {"dev": list(DEV), "eval": list(EVAL), "xformers": XFORMERS, "multimodal": []}
     for line in message.get_all("Requires-Dist") or []:
         requirement = Requirement(line)
         extra = _extra_of(requirement, extras)

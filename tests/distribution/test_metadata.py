@@ -74,7 +74,7 @@ def test_torch_is_the_one_that_the_pin_names(release: Release) -> None:
 def test_upstreams_extras_are_kept(release: Release) -> None:
     names = release.message.get_all("Provides-Extra", [])
     assert len(names) > 10
-    assert set(release.adapted.extras) == {*names, "dev", "eval", "multimodal"}
+    assert set(release.adapted.extras) == {*names, "dev", "eval", "multimodal", "xformers"}
     for name in names:
         assert release.adapted.extras[name] == release.upstream(name), name
 

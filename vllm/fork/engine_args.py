@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vllm.deterministic import engine_args as deterministic
+from vllm.fork.attention_backend import check_attention_backend
 from vllm.hf_numerics import engine_args as hf_numerics
 
 if TYPE_CHECKING:
@@ -16,7 +17,8 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
     """Change the arguments as the flags need it, in place; nothing without flags.
 
     Raises:
-        ValueError: an argument does not go with a flag.
+        ValueError: an argument does not go with a flag, or with the platform.
     """
+    check_attention_backend(args)
     deterministic.prepare_engine_args(args, flags)
     hf_numerics.prepare_engine_args(args, flags)
