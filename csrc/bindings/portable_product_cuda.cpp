@@ -6,7 +6,9 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <cstdlib>
 #include <optional>
+#include <string>
 
 #include "../cpu/pack_weight.h"
 #include "../cuda/portable_product.h"
@@ -26,13 +28,20 @@ int64_t attribute(cudaDeviceAttr name, int device) {
   return value;
 }
 
+// Read by the first product, once in a process.
+const std::string& asked_tensor_cores() {
+  const char* value = std::getenv(kTensorCoresVariable);
+  static const std::string asked = value == nullptr ? "" : value;
+  return asked;
+}
+
 Multiprocessors multiprocessors_of(const Tensor& tensor) {
   const int device = tensor.get_device_index();
   const int64_t major = attribute(cudaDevAttrComputeCapabilityMajor, device);
   return {
       .count = attribute(cudaDevAttrMultiProcessorCount, device),
       .shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device),
-      .has_warpgroups = major == 9,
+      .cores = choose_tensor_cores(major, asked_tensor_cores()),
       .splits = 0,
   };
 }
