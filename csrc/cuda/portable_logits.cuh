@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(kRowThreads)
   });
 }
 
-// The first logit of each part, in place 0, and the first with its noise, in place 1.
+// The first of each part with its noise, in place 0.
 template <typename Number>
 __global__ void __launch_bounds__(kRowThreads)
     draw_of_parts_kernel(LogitRows logits, RowParts parts, const int64_t* seeds,
@@ -240,7 +240,6 @@ __global__ void __launch_bounds__(kRowThreads)
   const RowPart own(row.count, parts);
   const int64_t seed = seeds[own.row];
   const int64_t position = positions[own.row];
-  uint64_t first = 0;
   uint64_t best = 0;
   for (int64_t start = own.first + 4 * threadIdx.x; start < own.last; start += 4 * kRowThreads) {
     const NoiseWords noise(start / 4, seed, position);
@@ -248,21 +247,18 @@ __global__ void __launch_bounds__(kRowThreads)
     for (int j = 0; j < 4; ++j) {
       const int64_t i = start + j;
       if (i >= own.last) continue;
-      const float logit = row(i);
-      first = higher_rank(first, rank_of(logit, i));
-      best = higher_rank(best, rank_of(logit + gumbel_noise(noise.words[j]), i));
+      best = higher_rank(best, rank_of(row(i) + gumbel_noise(noise.words[j]), i));
     }
   }
-  FoundRanks(parts, 0, own.row).leave(own.part, block_largest(first));
-  FoundRanks(parts, 1, own.row).leave(own.part, block_largest(best));
+  FoundRanks(parts, 0, own.row).leave(own.part, block_largest(best));
 }
 
-// A warp for each row.
+// A warp for each row. Noise is finite, and nothing beside the largest float32: so what is first
+// with noise is finite if the largest logit is.
 __global__ void __launch_bounds__(kWarp) draw_kernel(RowParts parts, int64_t* result) {
-  const uint64_t first = largest_of(FoundRanks(parts, 0, blockIdx.x));
-  const uint64_t best = largest_of(FoundRanks(parts, 1, blockIdx.x));
+  const uint64_t best = largest_of(FoundRanks(parts, 0, blockIdx.x));
   if (threadIdx.x == 0) {
-    result[blockIdx.x] = is_finite(number_of_rank(first)) ? index_of(best) : -1;
+    result[blockIdx.x] = is_finite(number_of_rank(best)) ? index_of(best) : -1;
   }
 }
 

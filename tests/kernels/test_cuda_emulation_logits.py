@@ -148,3 +148,18 @@ def test_draw(dtype: torch.dtype, count: int) -> None:
     expected = OPS.portable_draw(logits, seeds, positions)
     for parts in PARTS:
         assert_same(emulated.portable_draw(logits, seeds, positions, parts=parts), expected)
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_draw_from_the_largest_and_smallest_logits(parts: int) -> None:
+    """Noise makes no finite logit infinite, nor an infinite one finite."""
+    limit = torch.finfo(torch.float32).max
+    logits = torch.full((5, 500), -INFINITY)
+    logits[0] = limit
+    logits[1] = -limit
+    logits[2, 333] = -limit
+    logits[3, 77] = INFINITY
+    places = torch.arange(5)
+    expected = OPS.portable_draw(logits, places, places)
+    assert expected[2:].tolist() == [333, -1, -1]
+    assert_same(emulated.portable_draw(logits, places, places, parts=parts), expected)
