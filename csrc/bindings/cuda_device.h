@@ -21,6 +21,13 @@ namespace vllm_fork {
 
 using torch::stable::accelerator::DeviceGuard;
 
+// What the runtime says of a device.
+inline int64_t attribute_of(const Tensor& tensor, cudaDeviceAttr name) {
+  int value = 0;
+  STD_CUDA_CHECK(cudaDeviceGetAttribute(&value, name, tensor.get_device_index()));
+  return value;
+}
+
 // The stream that torch's own kernels on this tensor's device would use now.
 inline cudaStream_t current_stream(const Tensor& tensor) {
   void* stream = nullptr;

@@ -17,12 +17,27 @@ LogitRows rows_of(const Tensor& logits) {
   return {logits.data_ptr(), format_of(logits), logits.size(0), logits.stride(0), logits.size(1)};
 }
 
+// Blocks of threads that share a row, with memory for what they find.
+struct SharedRows {
+  int64_t parts;
+  Tensor memory;
+
+  explicit SharedRows(const Tensor& logits)
+      : parts(choose_row_parts(rows_of(logits),
+                               attribute_of(logits, cudaDevAttrMultiProcessorCount))),
+        memory(torch::stable::new_empty(logits, {logits.size(0), 2, parts}, ScalarType::Long)) {}
+
+  RowParts pointers() const { return {parts, memory.data_ptr()}; }
+};
+
 Tensor portable_log_softmax(Tensor logits) {
   check_logits("portable_log_softmax", logits);
   const DeviceGuard guard(logits.get_device_index());
   Tensor result =
       torch::stable::new_empty(logits, {logits.size(0), logits.size(1)}, ScalarType::Float);
-  STD_CUDA_CHECK(launch_portable_log_softmax(rows_of(logits), result.mutable_data_ptr<float>(),
+  const SharedRows shared(logits);
+  STD_CUDA_CHECK(launch_portable_log_softmax(rows_of(logits), shared.pointers(),
+                                             result.mutable_data_ptr<float>(),
                                              current_stream(logits)));
   return result;
 }
@@ -31,7 +46,9 @@ Tensor portable_argmax(Tensor logits) {
   check_logits("portable_argmax", logits);
   const DeviceGuard guard(logits.get_device_index());
   Tensor result = torch::stable::new_empty(logits, {logits.size(0)}, ScalarType::Long);
-  STD_CUDA_CHECK(launch_portable_argmax(rows_of(logits), result.mutable_data_ptr<int64_t>(),
+  const SharedRows shared(logits);
+  STD_CUDA_CHECK(launch_portable_argmax(rows_of(logits), shared.pointers(),
+                                        result.mutable_data_ptr<int64_t>(),
                                         current_stream(logits)));
   return result;
 }
@@ -74,7 +91,9 @@ Tensor portable_draw(Tensor logits, Tensor seeds, Tensor positions) {
   check_devices("portable_draw", "logits", logits, {{"seeds", seeds}, {"positions", positions}});
   const DeviceGuard guard(logits.get_device_index());
   Tensor result = torch::stable::new_empty(logits, {logits.size(0)}, ScalarType::Long);
-  STD_CUDA_CHECK(launch_portable_draw(rows_of(logits), seeds.const_data_ptr<int64_t>(),
+  const SharedRows shared(logits);
+  STD_CUDA_CHECK(launch_portable_draw(rows_of(logits), shared.pointers(),
+                                      seeds.const_data_ptr<int64_t>(),
                                       positions.const_data_ptr<int64_t>(),
                                       result.mutable_data_ptr<int64_t>(),
                                       current_stream(logits)));

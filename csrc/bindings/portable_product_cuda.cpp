@@ -6,7 +6,9 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <cstdlib>
 #include <optional>
+#include <string>
 
 #include "../cpu/pack_weight.h"
 #include "../cuda/portable_product.h"
@@ -20,19 +22,19 @@ namespace {
 using torch::headeronly::DeviceType;
 using torch::stable::Device;
 
-int64_t attribute(cudaDeviceAttr name, int device) {
-  int value = 0;
-  STD_CUDA_CHECK(cudaDeviceGetAttribute(&value, name, device));
-  return value;
+// Read by the first product, once in a process.
+const std::string& asked_tensor_cores() {
+  const char* value = std::getenv(kTensorCoresVariable);
+  static const std::string asked = value == nullptr ? "" : value;
+  return asked;
 }
 
 Multiprocessors multiprocessors_of(const Tensor& tensor) {
-  const int device = tensor.get_device_index();
-  const int64_t major = attribute(cudaDevAttrComputeCapabilityMajor, device);
+  const int64_t major = attribute_of(tensor, cudaDevAttrComputeCapabilityMajor);
   return {
-      .count = attribute(cudaDevAttrMultiProcessorCount, device),
-      .shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device),
-      .has_warpgroups = major == 9,
+      .count = attribute_of(tensor, cudaDevAttrMultiProcessorCount),
+      .shared_bytes = attribute_of(tensor, cudaDevAttrMaxSharedMemoryPerMultiprocessor),
+      .cores = choose_tensor_cores(major, asked_tensor_cores()),
       .splits = 0,
   };
 }

@@ -1,12 +1,15 @@
 // The exact sums of a block of input channels: docs/numerics/products.md, section 5.
 #pragma once
 
+#include <type_traits>
+
 #include "device.cuh"
 #include "digit_tiles.cuh"
 #include "load_matrices.cuh"
 #include "matrix_instructions.cuh"
 #include "octets.cuh"
 #include "registers.cuh"
+#include "step_operands.cuh"
 #include "tile_shape.cuh"
 #include "warp_sums.cuh"
 #include "warpgroup_instructions.cuh"
@@ -17,11 +20,22 @@ namespace vllm_fork {
 template <class Tile>
 using ChunkDigits = uint32_t[Tile::kChunkSteps][kDigits][4];
 
+// What the sums of a block are: integers, in any case. The magnitudes of all its products come to
+// no more than this, so neither does the sum of any of them, in any order. Hence float32 is exact
+// for a whole block (matrix_instructions.cuh), and a bit is left.
+inline constexpr int64_t kLargestHigh = kBlock * 127 * 127;
+inline constexpr int64_t kLargestMixed = kBlock * 2 * 127 * 128;
+static_assert(kLargestHigh < int64_t{1} << 23 && kLargestMixed < int64_t{1} << 23);
+
+template <class Tile>
+using BlockSum = std::conditional_t<Tile::kCores == TensorCores::kBfloat16, float, int32_t>;
+
 // The integers of section 5: the sums of high * high, and of high * low + low * high.
 template <class Tile>
 struct BlockSums {
-  Sums<Tile, int32_t> high;
-  Sums<Tile, int32_t> mixed;
+  using Sum = BlockSum<Tile>;
+  Sums<Tile, Sum> high;
+  Sums<Tile, Sum> mixed;
 
   __device__ __forceinline__ void clear() {
     for_each_sum<Tile>([&](int p, int t, int i) {
@@ -93,29 +107,35 @@ struct BlockSums {
 
   __device__ __forceinline__ void add_step(const Stage<Tile>& stage, const WarpPlace<Tile>& warp,
                                            int step) {
-    Words4 weight[Tile::kPanels][kDigits];
+    StepOperand<Sum, 4> weight[Tile::kPanels][kDigits];
 #pragma unroll
     for (int p = 0; p < Tile::kPanels; ++p) {
-      weight[p][0] = stage.weights[warp.panel + p][step][0][warp.lane];
-      weight[p][1] = stage.weights[warp.panel + p][step][1][warp.lane];
+      weight[p][0].take(stage.weights[warp.panel + p][step][0][warp.lane].words);
+      weight[p][1].take(stage.weights[warp.panel + p][step][1][warp.lane].words);
     }
 #pragma unroll
     for (int t = 0; t < Tile::kRowTiles; ++t) {
-      uint32_t row[4];
-      load_matrices(row, &stage.rows[warp.row_tile + t][step][warp.lane]);
+      uint32_t digits[4];
+      load_matrices(digits, &stage.rows[warp.row_tile + t][step][warp.lane]);
+      StepOperand<Sum, 2> row;
+      row.take(digits);
 #pragma unroll
       for (int p = 0; p < Tile::kPanels; ++p) add(high[p][t], weight[p][0], row);
 #pragma unroll
       for (int p = 0; p < Tile::kPanels; ++p) add(mixed[p][t], weight[p][1], row);
+      row.take(digits + 2);
 #pragma unroll
-      for (int p = 0; p < Tile::kPanels; ++p) add(mixed[p][t], weight[p][0], row + 2);
+      for (int p = 0; p < Tile::kPanels; ++p) add(mixed[p][t], weight[p][0], row);
     }
   }
 
-  static __device__ __forceinline__ void add(int32_t (&sums)[4], const Words4& weight,
-                                             const uint32_t* row) {
-    const uint32_t* w = weight.words;
-    multiply_add(sums, Fragments{{w[0], w[1], w[2], w[3]}, {row[0], row[1]}});
+  static __device__ __forceinline__ void add(Sum (&sums)[4], const StepOperand<Sum, 4>& weight,
+                                             const StepOperand<Sum, 2>& row) {
+#pragma unroll
+    for (int i = 0; i < StepOperand<Sum, 4>::kProducts; ++i) {
+      const uint32_t(&w)[4] = weight.words[i];
+      multiply_add(sums, Fragments{{w[0], w[1], w[2], w[3]}, {row.words[i][0], row.words[i][1]}});
+    }
   }
 };
 

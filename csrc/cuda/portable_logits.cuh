@@ -1,4 +1,4 @@
-// Log-softmax, argmax, top-k and sampling: a block for a row of logits.
+// Log-softmax, argmax, top-k and sampling: one block for a row of logits, or several.
 //
 // Specification: docs/numerics/operations.md, from "Order of logits" on.
 #pragma once
@@ -6,6 +6,7 @@
 #include "../portable/vocabulary.h"
 #include "numbers.cuh"
 #include "portable_logits.h"
+#include "row_parts.cuh"
 #include "selection.cuh"
 
 namespace vllm_fork {
@@ -23,45 +24,59 @@ struct LogitRow {
   __device__ __forceinline__ float operator()(int64_t i) const { return widen(start[i]); }
 };
 
-// The rank of the first of x(i).
-template <typename Values>
-__device__ __forceinline__ uint64_t first_rank(const Values& x, int64_t count) {
-  uint64_t best = 0;
-  for_each_index(count, [&](int64_t i) {
-    const uint64_t rank = rank_of(x(i), i);
-    best = rank > best ? rank : best;
-  });
-  return block_largest(best);
-}
-
 __device__ __forceinline__ bool is_finite(float x) {
   return magnitude(x) < float_of(kInfinityBits);
 }
 
+__device__ __forceinline__ uint64_t higher_rank(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+// --- argmax and log-softmax --------------------------------------------------------------------
+
+// The first of each part, in place 0.
 template <typename Number>
-__global__ void __launch_bounds__(kRowThreads)
-    log_softmax_kernel(LogitRows logits, float* result) {
+__global__ void __launch_bounds__(kRowThreads) first_of_parts_kernel(LogitRows logits,
+                                                                     RowParts parts) {
   const LogitRow<Number> row(logits);
-  float* out = result + int64_t{blockIdx.x} * row.count;
-  // A zero without its sign, whichever comes first.
-  const float largest = number_of_key(ordered_key(row(index_of(first_rank(row, row.count)))));
-  if (!is_finite(largest)) {
-    for_each_index(row.count, [&](int64_t i) { out[i] = float_of(kNanBits); });
-    return;
-  }
+  const RowPart own(row.count, parts);
+  uint64_t best = 0;
+  own.for_each_index([&](int64_t i) { best = higher_rank(best, rank_of(row(i), i)); });
+  FoundRanks(parts, 0, own.row).leave(own.part, block_largest(best));
+}
+
+// A warp for each row.
+__global__ void __launch_bounds__(kWarp) argmax_kernel(RowParts parts, int64_t* result) {
+  const uint64_t best = largest_of(FoundRanks(parts, 0, blockIdx.x));
+  if (threadIdx.x == 0) result[blockIdx.x] = index_of(best);
+}
+
+// The sum of each part, in place 1; of a row that has one.
+template <typename Number>
+__global__ void __launch_bounds__(kRowThreads) sum_of_parts_kernel(LogitRows logits,
+                                                                   RowParts parts) {
+  const LogitRow<Number> row(logits);
+  const RowPart own(row.count, parts);
+  const float largest = number_of_rank(largest_of(FoundRanks(parts, 0, own.row)));
+  if (!is_finite(largest)) return;
   int64_t sum = 0;
-  for_each_index(row.count,
-                 [&](int64_t i) { sum += probability_units(exponential(row(i) - largest)); });
-  const auto exact = static_cast<double>(block_sum(sum));
-  const float shift = logarithm(static_cast<float>(exact * kProbabilityUnit));
-  for_each_index(row.count, [&](int64_t i) { out[i] = row(i) - largest - shift; });
+  own.for_each_index(
+      [&](int64_t i) { sum += probability_units(exponential(row(i) - largest)); });
+  FoundSums(parts, 1, own.row).leave(own.part, block_sum(sum));
 }
 
 template <typename Number>
-__global__ void __launch_bounds__(kRowThreads) argmax_kernel(LogitRows logits, int64_t* result) {
+__global__ void __launch_bounds__(kRowThreads)
+    log_softmax_kernel(LogitRows logits, RowParts parts, float* result) {
   const LogitRow<Number> row(logits);
-  const uint64_t best = first_rank(row, row.count);
-  if (threadIdx.x == 0) result[blockIdx.x] = index_of(best);
+  const RowPart own(row.count, parts);
+  float* out = result + own.row * row.count;
+  const float largest = number_of_rank(largest_of(FoundRanks(parts, 0, own.row)));
+  if (!is_finite(largest)) {
+    own.for_each_index([&](int64_t i) { out[i] = float_of(kNanBits); });
+    return;
+  }
+  const auto exact = static_cast<double>(sum_of(FoundSums(parts, 1, own.row)));
+  const float shift = logarithm(static_cast<float>(exact * kProbabilityUnit));
+  own.for_each_index([&](int64_t i) { out[i] = row(i) - largest - shift; });
 }
 
 // --- top-k -------------------------------------------------------------------------------------
@@ -173,6 +188,14 @@ __device__ __forceinline__ uint64_t last_kept(const float* z, int64_t count, flo
   return last_probable > last ? last_probable : last;
 }
 
+// The rank of the first of a row.
+template <typename Number>
+__device__ __forceinline__ uint64_t first_rank(const LogitRow<Number>& row) {
+  uint64_t best = 0;
+  for_each_index(row.count, [&](int64_t i) { best = higher_rank(best, rank_of(row(i), i)); });
+  return block_largest(best);
+}
+
 // Threads write elements of the result that they alone read.
 template <typename Number>
 __global__ void __launch_bounds__(kRowThreads)
@@ -181,7 +204,7 @@ __global__ void __launch_bounds__(kRowThreads)
   const Restriction rule(restrictions, blockIdx.x);
   const float removed = float_of(kSignBit | kInfinityBits);
   float* z = result + int64_t{blockIdx.x} * row.count;
-  const int64_t best = index_of(first_rank(row, row.count));
+  const int64_t best = index_of(first_rank(row));
   const bool is_valid = rule.is_valid();
   if (!is_valid || !is_finite(row(best))) {
     for_each_index(row.count, [&](int64_t i) {
@@ -208,29 +231,35 @@ __global__ void __launch_bounds__(kRowThreads)
   });
 }
 
+// The first of each part with its noise, in place 0.
 template <typename Number>
 __global__ void __launch_bounds__(kRowThreads)
-    draw_kernel(LogitRows logits, const int64_t* seeds, const int64_t* positions,
-                int64_t* result) {
+    draw_of_parts_kernel(LogitRows logits, RowParts parts, const int64_t* seeds,
+                         const int64_t* positions) {
   const LogitRow<Number> row(logits);
-  int64_t token = -1;
-  if (is_finite(row(index_of(first_rank(row, row.count))))) {
-    const int64_t seed = seeds[blockIdx.x];
-    const int64_t position = positions[blockIdx.x];
-    uint64_t best = 0;
-    for_each_index((row.count + 3) / 4, [&](int64_t group) {
-      const NoiseWords noise(group, seed, position);
+  const RowPart own(row.count, parts);
+  const int64_t seed = seeds[own.row];
+  const int64_t position = positions[own.row];
+  uint64_t best = 0;
+  for (int64_t start = own.first + 4 * threadIdx.x; start < own.last; start += 4 * kRowThreads) {
+    const NoiseWords noise(start / 4, seed, position);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int64_t i = 4 * group + j;
-        if (i >= row.count) continue;
-        const uint64_t rank = rank_of(row(i) + gumbel_noise(noise.words[j]), i);
-        best = rank > best ? rank : best;
-      }
-    });
-    token = index_of(block_largest(best));
+    for (int j = 0; j < 4; ++j) {
+      const int64_t i = start + j;
+      if (i >= own.last) continue;
+      best = higher_rank(best, rank_of(row(i) + gumbel_noise(noise.words[j]), i));
+    }
   }
-  if (threadIdx.x == 0) result[blockIdx.x] = token;
+  FoundRanks(parts, 0, own.row).leave(own.part, block_largest(best));
+}
+
+// A warp for each row. Noise is finite, and nothing beside the largest float32: so what is first
+// with noise is finite if the largest logit is.
+__global__ void __launch_bounds__(kWarp) draw_kernel(RowParts parts, int64_t* result) {
+  const uint64_t best = largest_of(FoundRanks(parts, 0, blockIdx.x));
+  if (threadIdx.x == 0) {
+    result[blockIdx.x] = is_finite(number_of_rank(best)) ? index_of(best) : -1;
+  }
 }
 
 // --- launchers ---------------------------------------------------------------------------------
@@ -239,21 +268,46 @@ inline dim3 block_for_each_row(const LogitRows& logits) {
   return dim3(static_cast<unsigned int>(logits.rows));
 }
 
-cudaError_t launch_portable_log_softmax(const LogitRows& logits, float* result,
-                                        cudaStream_t stream) {
+inline dim3 block_for_each_part(const LogitRows& logits, const RowParts& parts) {
+  return dim3(static_cast<unsigned int>(logits.rows), static_cast<unsigned int>(parts.count));
+}
+
+int64_t choose_row_parts(const LogitRows& logits, int64_t multiprocessors) {
+  constexpr int64_t kFewest = 2 * kRowThreads;  // logits of a part; of a row there are below 2^19
+  if (logits.rows == 0) return 1;
+  const int64_t wanted = divide_up(multiprocessors, logits.rows);
+  return least(wanted, divide_up(logits.count, kFewest));
+}
+
+template <typename Number>
+cudaError_t launch_first_of_parts(const LogitRows& logits, const RowParts& parts,
+                                  cudaStream_t stream) {
+  return launch(block_for_each_part(logits, parts), kRowThreads, 0, stream,
+                first_of_parts_kernel<Number>, logits, parts);
+}
+
+cudaError_t launch_portable_log_softmax(const LogitRows& logits, const RowParts& parts,
+                                        float* result, cudaStream_t stream) {
   if (logits.rows == 0) return cudaSuccess;
+  const dim3 grid = block_for_each_part(logits, parts);
   return with_number(logits.format, [&](auto number) {
-    return launch(block_for_each_row(logits), kRowThreads, 0, stream,
-                  log_softmax_kernel<decltype(number)>, logits, result);
+    using Number = decltype(number);
+    cudaError_t error = launch_first_of_parts<Number>(logits, parts, stream);
+    if (error != cudaSuccess) return error;
+    error = launch(grid, kRowThreads, 0, stream, sum_of_parts_kernel<Number>, logits, parts);
+    if (error != cudaSuccess) return error;
+    return launch(grid, kRowThreads, 0, stream, log_softmax_kernel<Number>, logits, parts, result);
   });
 }
 
-cudaError_t launch_portable_argmax(const LogitRows& logits, int64_t* result, cudaStream_t stream) {
+cudaError_t launch_portable_argmax(const LogitRows& logits, const RowParts& parts, int64_t* result,
+                                   cudaStream_t stream) {
   if (logits.rows == 0) return cudaSuccess;
-  return with_number(logits.format, [&](auto number) {
-    return launch(block_for_each_row(logits), kRowThreads, 0, stream,
-                  argmax_kernel<decltype(number)>, logits, result);
+  const cudaError_t error = with_number(logits.format, [&](auto number) {
+    return launch_first_of_parts<decltype(number)>(logits, parts, stream);
   });
+  if (error != cudaSuccess) return error;
+  return launch(block_for_each_row(logits), kWarp, 0, stream, argmax_kernel, parts, result);
 }
 
 cudaError_t launch_portable_top_k(const LogitRows& logits, int64_t k, float* values,
@@ -277,13 +331,16 @@ cudaError_t launch_portable_filter(const LogitRows& logits, const Restrictions& 
   });
 }
 
-cudaError_t launch_portable_draw(const LogitRows& logits, const int64_t* seeds,
-                                 const int64_t* positions, int64_t* result, cudaStream_t stream) {
+cudaError_t launch_portable_draw(const LogitRows& logits, const RowParts& parts,
+                                 const int64_t* seeds, const int64_t* positions, int64_t* result,
+                                 cudaStream_t stream) {
   if (logits.rows == 0) return cudaSuccess;
-  return with_number(logits.format, [&](auto number) {
-    return launch(block_for_each_row(logits), kRowThreads, 0, stream,
-                  draw_kernel<decltype(number)>, logits, seeds, positions, result);
+  const cudaError_t error = with_number(logits.format, [&](auto number) {
+    return launch(block_for_each_part(logits, parts), kRowThreads, 0, stream,
+                  draw_of_parts_kernel<decltype(number)>, logits, parts, seeds, positions);
   });
+  if (error != cudaSuccess) return error;
+  return launch(block_for_each_row(logits), kWarp, 0, stream, draw_kernel, parts, result);
 }
 
 }  // namespace vllm_fork

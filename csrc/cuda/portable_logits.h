@@ -16,12 +16,22 @@ struct LogitRows {
   int64_t count;  // of a row, below 2^19
 };
 
+// Blocks of threads that share a row. No bit of a result depends on their number.
+struct RowParts {
+  int64_t count;  // of each row, 1 to 256
+  void* memory;   // [rows, 2, count] words of 64 bits
+};
+
+// How many share a row, so that few rows occupy a GPU with so many multiprocessors.
+int64_t choose_row_parts(const LogitRows& logits, int64_t multiprocessors);
+
 // result float [rows, count].
-cudaError_t launch_portable_log_softmax(const LogitRows& logits, float* result,
-                                        cudaStream_t stream);
+cudaError_t launch_portable_log_softmax(const LogitRows& logits, const RowParts& parts,
+                                        float* result, cudaStream_t stream);
 
 // result [rows].
-cudaError_t launch_portable_argmax(const LogitRows& logits, int64_t* result, cudaStream_t stream);
+cudaError_t launch_portable_argmax(const LogitRows& logits, const RowParts& parts, int64_t* result,
+                                   cudaStream_t stream);
 
 // The memory that top-k needs for a row, in 64-bit words; 0 if a block's own suffices.
 int64_t top_k_words(int64_t k);
@@ -44,7 +54,8 @@ cudaError_t launch_portable_filter(const LogitRows& logits, const Restrictions& 
                                    float* result, cudaStream_t stream);
 
 // result [rows].
-cudaError_t launch_portable_draw(const LogitRows& logits, const int64_t* seeds,
-                                 const int64_t* positions, int64_t* result, cudaStream_t stream);
+cudaError_t launch_portable_draw(const LogitRows& logits, const RowParts& parts,
+                                 const int64_t* seeds, const int64_t* positions, int64_t* result,
+                                 cudaStream_t stream);
 
 }  // namespace vllm_fork

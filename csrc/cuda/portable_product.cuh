@@ -11,24 +11,44 @@ namespace vllm_fork {
 // --- tiles for a number of rows -----------------------------------------------------------------
 // The more rows, the larger the tiles. Few rows wait for memory: what counts is how much of a
 // weight is on its way. Many rows wait for tensor cores and shared memory. Each fits in 99 KiB.
-using TileOf8 = TileShape<4, 1, 1, 1, 4, 3, 4>;
-using TileOf16 = TileShape<4, 1, 1, 2, 4, 3, 3>;
-using TileOf32 = TileShape<4, 1, 1, 4, 4, 3, 3>;
-using TileOf64 = TileShape<2, 2, 2, 4, 4, 3, 2>;
-using TileOfMany = TileShape<4, 2, 2, 6, 2, 3, 1>;
-using TileOfManyOnHopper = TileShape<8, 1, 1, kWarpgroupTiles, 2, 3, 1, true>;
+template <TensorCores kCores>
+using TileOf8 = TileShape<4, 1, 1, 1, 4, 3, 4, kCores>;
+template <TensorCores kCores>
+using TileOf16 = TileShape<4, 1, 1, 2, 4, 3, 3, kCores>;
+template <TensorCores kCores>
+using TileOf32 = TileShape<4, 1, 1, 4, 4, 3, 3, kCores>;
+template <TensorCores kCores>
+using TileOf64 = TileShape<2, 2, 2, 4, 4, 3, 2, kCores>;
+using TileOfMany = TileShape<4, 2, 2, 6, 2, 3, 1, TensorCores::kInt8>;
+using TileOfManyWarpgroups =
+    TileShape<8, 1, 1, kWarpgroupTiles, 2, 3, 1, TensorCores::kInt8Warpgroups>;
+using TileOfManyBfloat16 = TileShape<4, 2, 2, 4, 2, 3, 1, TensorCores::kBfloat16>;
 
-inline constexpr int64_t kRowsOfMany = TileOfMany::kAllRowTiles * kRowsOfTile;
+inline constexpr int64_t kRowsOfMany = 192;  // whole tiles of each
+static_assert(kRowsOfMany % (TileOfMany::kAllRowTiles * kRowsOfTile) == 0);
+static_assert(kRowsOfMany % (TileOfManyWarpgroups::kAllRowTiles * kRowsOfTile) == 0);
+static_assert(kRowsOfMany % (TileOfManyBfloat16::kAllRowTiles * kRowsOfTile) == 0);
 
 // Calls function(a TileShape) and returns what it does.
+template <TensorCores kCores, class TileOfMore, typename Function>
+auto with_tile_of(int64_t rows, const Function& function) {
+  if (rows <= 8) return function(TileOf8<kCores>());
+  if (rows <= 16) return function(TileOf16<kCores>());
+  if (rows <= 32) return function(TileOf32<kCores>());
+  if (rows <= 64) return function(TileOf64<kCores>());
+  return function(TileOfMore());
+}
+
 template <typename Function>
 auto with_tile(int64_t rows, const Multiprocessors& gpu, const Function& function) {
-  if (rows <= 8) return function(TileOf8());
-  if (rows <= 16) return function(TileOf16());
-  if (rows <= 32) return function(TileOf32());
-  if (rows <= 64) return function(TileOf64());
-  if (gpu.has_warpgroups) return function(TileOfManyOnHopper());
-  return function(TileOfMany());
+  switch (gpu.cores) {
+    case TensorCores::kBfloat16:
+      return with_tile_of<TensorCores::kBfloat16, TileOfManyBfloat16>(rows, function);
+    case TensorCores::kInt8Warpgroups:
+      return with_tile_of<TensorCores::kInt8, TileOfManyWarpgroups>(rows, function);
+    default:
+      return with_tile_of<TensorCores::kInt8, TileOfMany>(rows, function);
+  }
 }
 
 // --- sharing out --------------------------------------------------------------------------------

@@ -7,6 +7,7 @@
 #include "../portable/product_arguments.h"
 #include "../portable/product_layout.h"
 #include "runtime.h"
+#include "tensor_cores.h"
 
 namespace vllm_fork {
 
@@ -14,7 +15,7 @@ namespace vllm_fork {
 struct Multiprocessors {
   int64_t count;
   int64_t shared_bytes;  // of each
-  bool has_warpgroups;   // whether they have Hopper's instructions (sm_90a)
+  TensorCores cores;
   int64_t splits;        // of the segments, at most; 0 to choose
 };
 

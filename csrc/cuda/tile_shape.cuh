@@ -5,12 +5,13 @@
 #include "digit_tiles.cuh"
 #include "octets.cuh"
 #include "portable_product.h"
+#include "tensor_cores.h"
 
 namespace vllm_fork {
 
 // How a block of threads shares out a tile, and how it comes to shared memory.
 template <int kOutputWarps_, int kRowWarps_, int kPanels_, int kRowTiles_, int kChunkSteps_,
-          int kStages_, int kResident_, bool kByWarpgroup_ = false>
+          int kStages_, int kResident_, TensorCores kCores_>
 struct TileShape {
   static constexpr int kOutputWarps = kOutputWarps_;  // side by side over outputs
   static constexpr int kRowWarps = kRowWarps_;        // and over rows
@@ -19,7 +20,8 @@ struct TileShape {
   static constexpr int kChunkSteps = kChunkSteps_;    // that are copied at once
   static constexpr int kStages = kStages_;            // chunks in shared memory
   static constexpr int kResident = kResident_;        // blocks a multiprocessor has registers for
-  static constexpr bool kByWarpgroup = kByWarpgroup_;  // whether four warps multiply together
+  static constexpr TensorCores kCores = kCores_;
+  static constexpr bool kByWarpgroup = kCores == TensorCores::kInt8Warpgroups;
   static constexpr int kAllPanels = kOutputWarps * kPanels;
   static constexpr int kAllRowTiles = kRowWarps * kRowTiles;
   static constexpr int kThreads = kOutputWarps * kRowWarps * kWarp;

@@ -35,4 +35,9 @@ VLLM_FORK_INLINE int64_t index_of(uint64_t rank) {
   return 0xffffffffu - static_cast<uint32_t>(rank);
 }
 
+// A zero without its sign, whichever it was.
+VLLM_FORK_INLINE float number_of_rank(uint64_t rank) {
+  return number_of_key(static_cast<int32_t>(static_cast<uint32_t>(rank >> 32) ^ kSignBit));
+}
+
 }  // namespace vllm_fork

@@ -40,6 +40,15 @@ VLLM_FORK_INLINE int32_t break_tie(int32_t v) {
   return v - static_cast<int32_t>((static_cast<uint32_t>(v) & 511) == 128);
 }
 
+// Adds a block's rounded product, times the two powers of two, to a sum.
+VLLM_FORK_INLINE float add_term(float sum, float product, float weight_scale, float row_scale) {
+#if defined(__CUDA_ARCH__)
+  return __fadd_rn(sum, __fmul_rn(__fmul_rn(product, weight_scale), row_scale));
+#else
+  return sum + (product * weight_scale) * row_scale;
+#endif
+}
+
 // What a block adds to a sum: both digits' products, times the two powers of two.
 //
 //   high          sum of high * high
@@ -51,10 +60,17 @@ VLLM_FORK_INLINE float add_block_sum(float sum, int32_t high, int32_t mixed, flo
   const uint32_t wrapped = 256 * static_cast<uint32_t>(high) + static_cast<uint32_t>(mixed);
   const auto both = static_cast<int32_t>(wrapped);  // in range by the specification's bound
 #if defined(__CUDA_ARCH__)
-  return __fadd_rn(sum, __fmul_rn(__fmul_rn(__int2float_rn(both), weight_scale), row_scale));
+  return add_term(sum, __int2float_rn(both), weight_scale, row_scale);
 #else
-  return sum + (static_cast<float>(both) * weight_scale) * row_scale;
+  return add_term(sum, static_cast<float>(both), weight_scale, row_scale);
 #endif
+}
+
+// The same of sums that are float32, whatever the sign of their zeros: no sum is -0. 256 * high is
+// exact, so that the product is rounded once, fused or not.
+VLLM_FORK_INLINE float add_block_sum(float sum, float high, float mixed, float weight_scale,
+                                     float row_scale) {
+  return add_term(sum, 256.0f * high + mixed, weight_scale, row_scale);
 }
 
 // A number's share in the statistic of its channel: about the square of |x| * 2^20, from the exponent

@@ -4,12 +4,19 @@
 
 using namespace vllm_fork;
 
-extern "C" const char* run_log_softmax(uint64_t seed, const LogitRows* logits, float* result) {
-  return emulated(seed, [=] { return launch_portable_log_softmax(*logits, result, nullptr); });
+extern "C" int64_t parts_of_rows(const LogitRows* logits, int64_t multiprocessors) {
+  return choose_row_parts(*logits, multiprocessors);
 }
 
-extern "C" const char* run_argmax(uint64_t seed, const LogitRows* logits, int64_t* result) {
-  return emulated(seed, [=] { return launch_portable_argmax(*logits, result, nullptr); });
+extern "C" const char* run_log_softmax(uint64_t seed, const LogitRows* logits,
+                                       const RowParts* parts, float* result) {
+  return emulated(seed,
+                  [=] { return launch_portable_log_softmax(*logits, *parts, result, nullptr); });
+}
+
+extern "C" const char* run_argmax(uint64_t seed, const LogitRows* logits, const RowParts* parts,
+                                  int64_t* result) {
+  return emulated(seed, [=] { return launch_portable_argmax(*logits, *parts, result, nullptr); });
 }
 
 extern "C" int64_t words_of_top_k(int64_t k) { return top_k_words(k); }
@@ -28,9 +35,9 @@ extern "C" const char* run_filter(uint64_t seed, const LogitRows* logits,
   });
 }
 
-extern "C" const char* run_draw(uint64_t seed, const LogitRows* logits, const int64_t* seeds,
-                                const int64_t* positions, int64_t* result) {
+extern "C" const char* run_draw(uint64_t seed, const LogitRows* logits, const RowParts* parts,
+                                const int64_t* seeds, const int64_t* positions, int64_t* result) {
   return emulated(seed, [=] {
-    return launch_portable_draw(*logits, seeds, positions, result, nullptr);
+    return launch_portable_draw(*logits, *parts, seeds, positions, result, nullptr);
   });
 }

@@ -142,15 +142,36 @@ class Restrictions(ctypes.Structure):
     _fields_ = tuple((n, c_void_p) for n in ("temperatures", "top_k", "top_p", "min_p"))
 
 
-def portable_log_softmax(logits: torch.Tensor) -> torch.Tensor:
+class RowParts(ctypes.Structure):
+    _fields_ = (("count", c_int64), ("memory", c_void_p))
+
+
+def row_parts(logits: torch.Tensor, multiprocessors: int) -> int:
+    """Blocks of threads that share a row on a GPU with so many multiprocessors."""
+    parts_of_rows = _library("logits").parts_of_rows
+    parts_of_rows.restype = c_int64
+    return int(parts_of_rows(ctypes.byref(LogitRows.of(logits)), c_int64(multiprocessors)))
+
+
+def run_in_parts(
+    name: str, logits: torch.Tensor, parts: int, *arguments: Any, seed: int = 1
+) -> None:
+    """Run a kernel with memory for what the parts of a row find."""
+    memory = Guarded((len(logits), 2, parts), torch.int64)
+    shared = RowParts(parts, pointer(memory.tensor))
+    run("logits", name, LogitRows.of(logits), shared, *arguments, seed=seed)
+    memory.checked()
+
+
+def portable_log_softmax(logits: torch.Tensor, *, parts: int = 1, seed: int = 1) -> torch.Tensor:
     result = Guarded(tuple(logits.shape), torch.float32)
-    run("logits", "log_softmax", LogitRows.of(logits), result.tensor)
+    run_in_parts("log_softmax", logits, parts, result.tensor, seed=seed)
     return result.checked()
 
 
-def portable_argmax(logits: torch.Tensor) -> torch.Tensor:
+def portable_argmax(logits: torch.Tensor, *, parts: int = 1, seed: int = 1) -> torch.Tensor:
     result = Guarded((len(logits),), torch.int64)
-    run("logits", "argmax", LogitRows.of(logits), result.tensor)
+    run_in_parts("argmax", logits, parts, result.tensor, seed=seed)
     return result.checked()
 
 
@@ -183,10 +204,10 @@ def portable_filter(
 
 
 def portable_draw(
-    logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
+    logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, *, parts: int = 1
 ) -> torch.Tensor:
     result = Guarded((len(logits),), torch.int64)
-    run("logits", "draw", LogitRows.of(logits), seeds, positions, result.tensor)
+    run_in_parts("draw", logits, parts, seeds, positions, result.tensor)
     return result.checked()
 
 

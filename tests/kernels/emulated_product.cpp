@@ -16,31 +16,46 @@ void begin(uint64_t seed) {
 
 Format format_numbered(int64_t number) { return static_cast<Format>(number); }
 
+Multiprocessors gpu_of(int64_t processors, int64_t cores, int64_t splits) {
+  return {processors, emulation::kMostSharedBytes, static_cast<TensorCores>(cores), splits};
+}
+
 }  // namespace
 
 extern "C" {
 
 const char* failure() { return emulation::failure.c_str(); }
 
+// The tensor cores' number, or -1 where failure() says why not.
+int64_t chosen_tensor_cores(int64_t major, const char* asked) {
+  emulation::failure.clear();
+  try {
+    return static_cast<int64_t>(choose_tensor_cores(major, asked));
+  } catch (const std::runtime_error& error) {
+    emulation::failure = error.what();
+    return -1;
+  }
+}
+
 int64_t packed_bytes(int64_t outputs, int64_t inputs, int64_t segments) {
   return packed_weight_bytes({outputs, inputs, segments});
 }
 
 int64_t workspace_bytes(int64_t outputs, int64_t inputs, int64_t segments, int64_t rows,
-                        int64_t processors, bool is_hopper, int64_t splits) {
+                        int64_t processors, int64_t cores, int64_t splits) {
   return product_workspace_bytes({outputs, inputs, segments}, rows,
-                                 {processors, emulation::kMostSharedBytes, is_hopper, splits});
+                                 gpu_of(processors, cores, splits));
 }
 
 bool product(int64_t outputs, int64_t inputs, int64_t segments, int64_t rows, int64_t processors,
-             bool is_hopper, int64_t splits, uint64_t seed, const void* x, int64_t stride, int64_t x_format,
-             const uint8_t* packed, const int8_t* exponents, const void* bias, int64_t bias_format,
-             void* result, int64_t result_format, uint8_t* workspace) {
+             int64_t cores, int64_t splits, uint64_t seed, const void* x, int64_t stride,
+             int64_t x_format, const uint8_t* packed, const int8_t* exponents, const void* bias,
+             int64_t bias_format, void* result, int64_t result_format, uint8_t* workspace) {
   begin(seed);
   return is_good(launch_portable_product(
       {outputs, inputs, segments}, {x, stride, rows, format_numbered(x_format), exponents}, packed,
       workspace, {result, format_numbered(result_format), bias, format_numbered(bias_format)},
-      {processors, emulation::kMostSharedBytes, is_hopper, splits}, nullptr));
+      gpu_of(processors, cores, splits), nullptr));
 }
 
 bool sum(int64_t parts, int64_t rows, int64_t outputs, const float* partials, const void* bias,

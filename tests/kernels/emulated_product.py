@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,14 @@ from emulation import FORMATS, Guarded, compile_emulation, pointer
 from vllm.fork_ops.portable_product import PackedWeight
 
 SOURCE = Path(__file__).with_name("emulated_product.cpp")
+
+
+class TensorCores(IntEnum):
+    """``vllm_fork::TensorCores``."""
+
+    INT8 = 0
+    INT8_WARPGROUPS = 1
+    BFLOAT16 = 2
 
 
 @dataclass(frozen=True)
@@ -31,11 +40,19 @@ class EmulatedProduct:
         library.failure.restype = ctypes.c_char_p
         library.packed_bytes.restype = ctypes.c_int64
         library.workspace_bytes.restype = ctypes.c_int64
+        library.chosen_tensor_cores.restype = ctypes.c_int64
         return cls(library)
 
     def _call(self, name: str, *arguments: Any) -> None:
         function: Callable[..., int] = getattr(self.library, name)
         assert function(*map(_argument, arguments)) & 0xFF, self.library.failure().decode()
+
+    def tensor_cores(self, major: int, asked: str) -> TensorCores:
+        """Return what a GPU of this compute capability multiplies with, if that is asked for."""
+        chosen = self.library.chosen_tensor_cores(ctypes.c_int64(major), asked.encode())
+        if chosen < 0:
+            raise RuntimeError(self.library.failure().decode())
+        return TensorCores(chosen)
 
     def statistics(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the channels' statistics."""
@@ -67,7 +84,7 @@ class EmulatedProduct:
         dtype: torch.dtype | None = None,
         *,
         processors: int = 2,
-        is_hopper: bool = False,
+        cores: TensorCores = TensorCores.INT8,
         splits: int = 0,
         seed: int = 1,
     ) -> torch.Tensor:
@@ -79,12 +96,12 @@ class EmulatedProduct:
             bias: or None.
             dtype: of the result, that of `x` if None.
             processors: multiprocessors of the GPU.
-            is_hopper: whether they have Hopper's instructions.
+            cores: what they multiply digits with.
             splits: blocks of threads that share the segments of an output; 0 to choose.
             seed: of the order in which threads run.
         """
         result = Guarded((len(x), weight.out_features), dtype or x.dtype)
-        sizes = *_shape(weight), len(x), processors, is_hopper, splits
+        sizes = *_shape(weight), len(x), processors, cores, splits
         workspace = _bytes(self.library.workspace_bytes(*map(ctypes.c_int64, sizes)))
         arguments = (x, x.stride(0), FORMATS[x.dtype], weight.packed, weight.exponents)
         with_bias = (bias, 0 if bias is None else FORMATS[bias.dtype])

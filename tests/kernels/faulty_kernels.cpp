@@ -37,7 +37,13 @@ extern "C" const char* run_kernel(int kernel, int* result, uint64_t seed) {
 extern "C" void run_multiply(const uint32_t* a, const uint32_t* b, int* result) {
   using namespace vllm_fork;
   emulation::failure.clear();
-  launch(1, kWarp, 0, nullptr, multiply, a, b, result);
+  launch(1, kWarp, 0, nullptr, multiply<int>, a, b, result);
+}
+
+extern "C" void run_multiply_bfloat16(const uint32_t* a, const uint32_t* b, float* result) {
+  using namespace vllm_fork;
+  emulation::failure.clear();
+  launch(1, kWarp, 0, nullptr, multiply<float>, a, b, result);
 }
 
 // The error of a launch with these sizes.

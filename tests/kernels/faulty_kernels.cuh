@@ -66,14 +66,15 @@ __global__ void sum_lanes(int* result) {
   result[threadIdx.x] = sum + __shfl_xor_sync(kAllLanes, lane, 3);
 }
 
-// result [16, 8] += a [16, 32] * b [8, 32], row by row.
-__global__ void multiply(const uint32_t* a, const uint32_t* b, int* result) {
+// result [16, 8] += a [16, k] * b [8, k], row by row: 32 bytes, or 16 bfloat16 with float32 sums.
+template <typename Sum>
+__global__ void multiply(const uint32_t* a, const uint32_t* b, Sum* result) {
   const int row = static_cast<int>(threadIdx.x) / 4;
   const int place = static_cast<int>(threadIdx.x) % 4;
   Fragments own;
   for (int i = 0; i < 4; ++i) own.a[i] = a[(row + i % 2 * 8) * 8 + i / 2 * 4 + place];
   for (int i = 0; i < 2; ++i) own.b[i] = b[row * 8 + i * 4 + place];
-  int sums[4];
+  Sum sums[4];
   for (int i = 0; i < 4; ++i) sums[i] = result[(row + i / 2 * 8) * 8 + place * 2 + i % 2];
   multiply_add(sums, own);
   for (int i = 0; i < 4; ++i) result[(row + i / 2 * 8) * 8 + place * 2 + i % 2] = sums[i];

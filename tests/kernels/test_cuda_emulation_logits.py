@@ -9,6 +9,8 @@ from portable_cases import DTYPES, assert_same, numbers
 
 OPS = torch.ops.vllm_fork
 INFINITY = float("inf")
+PARTS = (1, 3, 8)
+"""Blocks of threads that share a row: also more than it has logits for."""
 
 
 def rows(count: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> torch.Tensor:
@@ -30,8 +32,41 @@ def rows(count: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> torch
 @pytest.mark.parametrize("count", [1, 31, 1024, 5000])
 def test_log_softmax_and_argmax(dtype: torch.dtype, count: int) -> None:
     logits = rows(count, dtype)
-    assert_same(emulated.portable_argmax(logits), OPS.portable_argmax(logits))
-    assert_same(emulated.portable_log_softmax(logits), OPS.portable_log_softmax(logits))
+    first, probabilities = OPS.portable_argmax(logits), OPS.portable_log_softmax(logits)
+    for parts in PARTS:
+        assert_same(emulated.portable_argmax(logits, parts=parts), first)
+        assert_same(emulated.portable_log_softmax(logits, parts=parts), probabilities)
+
+
+@pytest.mark.parametrize("parts", [5, 40])
+@pytest.mark.parametrize("kind", [1, 2, 4, 5, 6])
+def test_a_row_in_parts(kind: int, parts: int) -> None:
+    """What decides is in one part alone, the first, the last, or one between."""
+    count = 4000
+    for place in (0, 1700, count - 1):
+        logits = rows(count)[kind : kind + 1].clone()
+        logits[0, place] = 40.0 if kind < 6 else torch.nan
+        zeros = torch.zeros(1, dtype=torch.int64)
+        for seed in (1, 2):
+            found = emulated.portable_log_softmax(logits, parts=parts, seed=seed)
+            assert_same(found, OPS.portable_log_softmax(logits))
+            assert emulated.portable_argmax(logits, parts=parts, seed=seed).item() == place
+        drawn = emulated.portable_draw(logits, zeros, zeros, parts=parts)
+        assert_same(drawn, OPS.portable_draw(logits, zeros, zeros))
+
+
+@pytest.mark.parametrize(
+    ("rows", "count", "multiprocessors", "parts"),
+    [
+        *[(1, 128256, 132, 63), (1, 32000, 132, 16), (1, 2048, 132, 1), (1, 2049, 132, 2)],
+        *[(16, 128256, 132, 9), (132, 128256, 132, 1), (500, 128256, 132, 1), (0, 100, 132, 1)],
+        (1, 2**19 - 1, 1000, 256),
+    ],
+)
+def test_blocks_that_share_a_row(rows: int, count: int, multiprocessors: int, parts: int) -> None:
+    """As many as occupy the GPU, each with 2048 logits at least."""
+    logits = torch.empty(1, count).expand(rows, count)
+    assert emulated.row_parts(logits, multiprocessors) == parts
 
 
 @pytest.mark.parametrize(
@@ -111,4 +146,20 @@ def test_draw(dtype: torch.dtype, count: int) -> None:
     seeds = torch.tensor([0, 1, -1, 2**40, 5, 6, 7, -(2**63)])
     positions = torch.tensor([0, 2**33 + 1, 2, 3, 4, 5, 6, 131071])
     expected = OPS.portable_draw(logits, seeds, positions)
-    assert_same(emulated.portable_draw(logits, seeds, positions), expected)
+    for parts in PARTS:
+        assert_same(emulated.portable_draw(logits, seeds, positions, parts=parts), expected)
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_draw_from_the_largest_and_smallest_logits(parts: int) -> None:
+    """Noise makes no finite logit infinite, nor an infinite one finite."""
+    limit = torch.finfo(torch.float32).max
+    logits = torch.full((5, 500), -INFINITY)
+    logits[0] = limit
+    logits[1] = -limit
+    logits[2, 333] = -limit
+    logits[3, 77] = INFINITY
+    places = torch.arange(5)
+    expected = OPS.portable_draw(logits, places, places)
+    assert expected[2:].tolist() == [333, -1, -1]
+    assert_same(emulated.portable_draw(logits, places, places, parts=parts), expected)

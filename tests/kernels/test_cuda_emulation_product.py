@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from emulated_product import EmulatedProduct
+from emulated_product import EmulatedProduct, TensorCores
 from portable_cases import DTYPES, assert_same
 from portable_product_cases import CASES, Case, bell
 from test_portable_product import exponents_for
@@ -15,6 +15,9 @@ from vllm.fork_ops.portable_product import (
     sum_partials,
     unpack_weight,
 )
+
+BY_WARP = (TensorCores.INT8, TensorCores.BFLOAT16)
+"""What a warp can multiply with, for any number of rows."""
 
 
 @pytest.fixture(scope="session")
@@ -33,33 +36,62 @@ def packed_for_both(case: Case, gpu: EmulatedProduct) -> tuple[PackedWeight, Pac
 
 
 # --- products ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("cores", BY_WARP)
 @pytest.mark.parametrize("splits", [0, 1, 8])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_bits(case: Case, splits: int, gpu: EmulatedProduct) -> None:
+def test_bits(case: Case, splits: int, cores: TensorCores, gpu: EmulatedProduct) -> None:
     on_cpu, on_gpu = packed_for_both(case, gpu)
     x, bias = case.make_x(), case.make_bias()
-    found = gpu.product(x, on_gpu, bias, splits=splits)
+    found = gpu.product(x, on_gpu, bias, cores=cores, splits=splits)
     assert_same(found, portable_product(x, on_cpu, bias))
 
 
-def test_every_number_of_rows(gpu: EmulatedProduct) -> None:
+LARGEST = {"rows": (32385, -32385, 32511), "weight": (32384, -32385, 32511)}
+"""Integers of digits 127 and -128, or -127 where ties are broken; -127 and 127; 127 and -1."""
+
+
+def largest_digits(count: int, inputs: int, integers: tuple[int, ...]) -> torch.Tensor:
+    """float32 [count, inputs]: each integer, of one sign, alternate signs, or signs by halves."""
+    channels = torch.arange(inputs)
+    signs = torch.stack([channels * 0, channels % 2, channels // 128 % 2]) * -2 + 1
+    kinds = torch.cat([signs * integer for integer in integers]).float()
+    return kinds.repeat(-(-count // len(kinds)), 1)[:count].contiguous()
+
+
+@pytest.mark.parametrize("cores", TensorCores)
+@pytest.mark.parametrize("rows", [5, 13, 27, 60, 90])
+@pytest.mark.parametrize("inputs", [256, 2048, 4097])
+def test_largest_digits(inputs: int, rows: int, cores: TensorCores, gpu: EmulatedProduct) -> None:
+    """Whole blocks of digits that come close to what the sums of a block can be."""
+    x = largest_digits(rows, inputs, LARGEST["rows"])
+    weight = largest_digits(18, inputs, LARGEST["weight"])
+    on_cpu = pack_weight(weight)
+    on_gpu, _ = gpu.pack(weight, None, on_cpu.segments)
+    assert_same(gpu.product(x, on_gpu, cores=cores), portable_product(x, on_cpu))
+
+
+@pytest.mark.parametrize("cores", BY_WARP)
+def test_every_number_of_rows(cores: TensorCores, gpu: EmulatedProduct) -> None:
     """All tiles, whole and in part."""
     case = Case(100, 35, 296, kind="outliers", has_bias=True)
     on_cpu, on_gpu = packed_for_both(case, gpu)
     x, bias = case.make_x(), case.make_bias()
     whole = portable_product(x, on_cpu, bias)
     for rows in range(1, len(x) + 1):
-        assert_same(gpu.product(x[:rows], on_gpu, bias), whole[:rows])
+        assert_same(gpu.product(x[:rows], on_gpu, bias, cores=cores), whole[:rows])
 
 
+@pytest.mark.parametrize("cores", BY_WARP)
 @pytest.mark.parametrize("rows", [3, 12, 20, 50, 140])
 @pytest.mark.parametrize("outputs", [16, 65, 129, 260])
-def test_numbers_of_outputs(rows: int, outputs: int, gpu: EmulatedProduct) -> None:
+def test_numbers_of_outputs(
+    rows: int, outputs: int, cores: TensorCores, gpu: EmulatedProduct
+) -> None:
     """One tile or several, with panels that the last one lacks."""
     case = Case(rows, outputs, 328)
     on_cpu, on_gpu = packed_for_both(case, gpu)
     x = case.make_x()
-    assert_same(gpu.product(x, on_gpu), portable_product(x, on_cpu))
+    assert_same(gpu.product(x, on_gpu, cores=cores), portable_product(x, on_cpu))
 
 
 @pytest.mark.parametrize("rows", [65, 96, 150])
@@ -71,22 +103,24 @@ def test_products_of_warpgroups(rows: int, inputs: int, gpu: EmulatedProduct) ->
     x, bias = case.make_x(), case.make_bias()
     expected = portable_product(x, on_cpu, bias)
     for splits in (1, 8):
-        found = gpu.product(x, on_gpu, bias, is_hopper=True, splits=splits)
+        found = gpu.product(x, on_gpu, bias, cores=TensorCores.INT8_WARPGROUPS, splits=splits)
         assert_same(found, expected)
 
 
+@pytest.mark.parametrize("cores", BY_WARP)
 @pytest.mark.parametrize("rows", [1536, 1537, 1700])
-def test_more_rows_than_at_once(rows: int, gpu: EmulatedProduct) -> None:
+def test_more_rows_than_at_once(rows: int, cores: TensorCores, gpu: EmulatedProduct) -> None:
     case = Case(rows, 20, 32, has_bias=True)
     on_cpu, on_gpu = packed_for_both(case, gpu)
     x, bias = case.make_x(), case.make_bias()
-    assert_same(gpu.product(x, on_gpu, bias), portable_product(x, on_cpu, bias))
+    assert_same(gpu.product(x, on_gpu, bias, cores=cores), portable_product(x, on_cpu, bias))
 
 
+@pytest.mark.parametrize("cores", BY_WARP)
 @pytest.mark.parametrize("rows", [2, 9, 30, 33, 70])
 @pytest.mark.parametrize("inputs", [521, 1034, 1060, 2600])
 def test_segments_split_between_blocks_of_threads(
-    rows: int, inputs: int, gpu: EmulatedProduct
+    rows: int, inputs: int, cores: TensorCores, gpu: EmulatedProduct
 ) -> None:
     """One to eight segments of two blocks or more, each in every number of parts."""
     case = Case(rows, 40, inputs, kind="outliers", has_bias=True)
@@ -94,7 +128,7 @@ def test_segments_split_between_blocks_of_threads(
     x, bias = case.make_x(), case.make_bias()
     expected = portable_product(x, on_cpu, bias)
     for splits in (1, 2, 4, 8):
-        assert_same(gpu.product(x, on_gpu, bias, splits=splits), expected)
+        assert_same(gpu.product(x, on_gpu, bias, cores=cores, splits=splits), expected)
 
 
 @pytest.mark.parametrize("processors", [1, 3, 200])
@@ -109,14 +143,15 @@ def test_numbers_of_multiprocessors(processors: int, gpu: EmulatedProduct) -> No
         assert_same(found, expected[:rows])
 
 
+@pytest.mark.parametrize("cores", BY_WARP)
 @pytest.mark.parametrize("rows", [4, 66])
-def test_orders_of_threads(rows: int, gpu: EmulatedProduct) -> None:
+def test_orders_of_threads(rows: int, cores: TensorCores, gpu: EmulatedProduct) -> None:
     case = Case(rows, 70, 1040, kind="outliers")
     on_cpu, on_gpu = packed_for_both(case, gpu)
     x = case.make_x()
     expected = portable_product(x, on_cpu)
     for seed in range(2, 7):
-        assert_same(gpu.product(x, on_gpu, splits=2, seed=seed), expected)
+        assert_same(gpu.product(x, on_gpu, cores=cores, splits=2, seed=seed), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -166,6 +201,38 @@ def test_parts_of_a_layer(gpu: EmulatedProduct) -> None:
             found = gpu.sum(partials, bias, dtype)
             assert_same(found, sum_partials(partials, bias, dtype))
             assert_same(found, portable_product(x, whole, bias, dtype))
+
+
+# --- which tensor cores --------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("major", "asked", "chosen"),
+    [
+        (8, "", TensorCores.INT8),
+        (9, "", TensorCores.INT8_WARPGROUPS),
+        (10, "", TensorCores.BFLOAT16),
+        (12, "", TensorCores.INT8),
+        (8, "bfloat16", TensorCores.BFLOAT16),
+        (9, "bfloat16", TensorCores.BFLOAT16),
+        (9, "int8", TensorCores.INT8_WARPGROUPS),
+        (10, "int8", TensorCores.INT8),
+    ],
+)
+def test_the_choice_of_tensor_cores(
+    major: int, asked: str, chosen: TensorCores, gpu: EmulatedProduct
+) -> None:
+    assert gpu.tensor_cores(major, asked) is chosen
+
+
+@pytest.mark.parametrize("asked", ["bf16", "INT8", " int8", "0"])
+def test_tensor_cores_that_are_no_choice(asked: str, gpu: EmulatedProduct) -> None:
+    sentence = (
+        f"VLLM_FORK_CUDA_TENSOR_CORES={asked} is not a kind of product that GPUs make of digits: "
+        "set int8 or bfloat16, or leave it unset for what suits the GPU."
+    )
+    for major in (8, 9, 10, 12):
+        with pytest.raises(RuntimeError) as error:
+            gpu.tensor_cores(major, asked)
+        assert str(error.value) == sentence
 
 
 # --- weights -------------------------------------------------------------------------------------

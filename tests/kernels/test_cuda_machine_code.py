@@ -17,8 +17,9 @@ ROUNDED = {f"{name}.rn.f32" for name in ("add", "sub", "mul", "div", "rcp", "sqr
 ROUNDED_DOUBLE = {f"{name}.rn.f64" for name in ("add", "sub", "mul", "div")}
 EXACT = (
     *("abs", "cvt", "ld", "mov", "neg", "selp", "setp", "shfl", "st"),  # of float32 and float64
+    "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",  # of digits
 )
-WITHOUT_FUSED = ("append", "argmax", "top_k", "rotary_table")
+WITHOUT_FUSED = ("append", "argmax", "first_of_parts", "top_k", "rotary_table")
 """Kernels in which the specification fuses nothing."""
 
 

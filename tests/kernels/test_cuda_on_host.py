@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from emulation import CSRC, compile_emulation
+import torch
+from emulation import CSRC, compile_emulation, pointer
 from numpy.typing import NDArray
 from portable_cases import integers
 from test_cuda_build import NVCC
@@ -89,6 +90,43 @@ def test_the_matrix_instruction(library: ctypes.CDLL) -> None:
     assert (result == expected).all()
 
 
+def multiply_bfloat16(
+    library: ctypes.CDLL, a: torch.Tensor, b: torch.Tensor, sums: torch.Tensor
+) -> torch.Tensor:
+    """sums + a b^T as tensor cores may make it, for a [16, 16] and b [8, 16]."""
+    a, b, result = a.bfloat16().contiguous(), b.bfloat16().contiguous(), sums.float().clone()
+    library.run_multiply_bfloat16(*map(pointer, (a, b, result)))
+    return result
+
+
+def test_the_matrix_instruction_of_bfloat16(library: ctypes.CDLL) -> None:
+    a, b = (torch.from_numpy(bytes_of(rows, rows)[:, :16].astype(np.int32)) for rows in (16, 8))
+    sums = torch.from_numpy(integers(16 * 8, 3).astype(np.int32).reshape(16, 8) >> 9)
+    assert (multiply_bfloat16(library, a, b, sums) == sums + a @ b.T).all()
+
+
+@pytest.mark.parametrize(
+    ("addends", "found"),
+    [
+        ([2**24 - 2, 1, 1], 2**24),
+        ([2**24, 1, 1], 2**24),  # alone they are less than the last bit
+        ([2**24, 2, 1], 2**24 + 2),
+        ([2**24 - 1, 1, 1, 1], 2**24 + 2),
+        ([-(2**24), -3], -(2**24) - 2),
+        ([2**24, 1, -(2**24)], 0),
+        ([-5, 3, 2], 0),
+    ],
+)
+def test_sums_of_bfloat16_products_keep_24_bits(
+    library: ctypes.CDLL, addends: list[int], found: int
+) -> None:
+    """Whatever tensor cores have more of must not be needed."""
+    first, *others = addends
+    a, b, sums = torch.zeros(16, 16), torch.ones(8, 16), torch.full((16, 8), first)
+    a[:, 3 : 3 + len(others)] = torch.tensor(others)
+    assert (multiply_bfloat16(library, a, b, sums) == found).all()
+
+
 def bytes_of(rows: int, seed: int) -> NDArray[np.int8]:
     return integers(rows * 32, seed).astype(np.int8).reshape(rows, 32)
 
@@ -103,16 +141,20 @@ def test_a_launch_that_no_card_takes(library: ctypes.CDLL, blocks: int, threads:
 
 def test_the_same_source_compiles_for_cards(tmp_path: Path) -> None:
     source = tmp_path / "kernels.cu"
-    source.write_text(
-        '#include "faulty_kernels.cuh"\n'
-        "template __global__ void vllm_fork::exchange_with_opposite<vllm_fork::Fault::kNone>(int*);"
-        "\ntemplate __global__ void vllm_fork::sum_lanes<vllm_fork::Fault::kNone>(int*);\n"
+    kernels = (
+        "exchange_with_opposite<Fault::kNone>(int*)",
+        "sum_lanes<Fault::kNone>(int*)",
+        "multiply<int>(const uint32_t*, const uint32_t*, int*)",
+        "multiply<float>(const uint32_t*, const uint32_t*, float*)",
     )
+    instances = "".join(f"template __global__ void {kernel};\n" for kernel in kernels)
+    source.write_text(f'#include "faulty_kernels.cuh"\nnamespace vllm_fork {{\n{instances}}}\n')
     includes = (f"-I{CSRC}", f"-I{SOURCE.parent}")
     output = tmp_path / "kernels.ptx"
     command = [str(NVCC), "-ptx", "-std=c++17", "-arch=compute_80", *includes, str(source)]
     subprocess.run([*command, "-o", str(output)], check=True)
     text = output.read_text()
     assert "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32" in text
+    assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in text
     assert "bar.sync" in text
     assert "shfl.sync.down" in text

@@ -4,14 +4,22 @@ import importlib.util
 import re
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
+from emulated_product import TensorCores
 from test_cuda_build import CSRC, NVCC
 
 SOURCE = CSRC / "cuda" / "portable_product.cu"
 ARCHITECTURES = ("80", "86", "89", "90a", "100", "120")
-TILES = 6  # kernels that multiply, one of them with Hopper's instructions
+PRODUCTS = {
+    TensorCores.INT8: "IMMA.16832.S8.S8",
+    TensorCores.INT8_WARPGROUPS: "IGMMA.64x96x32.S8.S8",
+    TensorCores.BFLOAT16: "HMMA.16816.F32.BF16",
+}
+TILES = {TensorCores.INT8: 5, TensorCores.INT8_WARPGROUPS: 1, TensorCores.BFLOAT16: 5}
+"""Kernels that multiply."""
 
 
 def disassembler() -> str:
@@ -43,6 +51,13 @@ def functions_of(listing: str) -> dict[str, list[str]]:
     return {name: pattern.findall(code) for name, code in zip(parts[::2], parts[1::2], strict=True)}
 
 
+def cores_of(kernel: str) -> TensorCores:
+    """What a kernel multiplies with, by the last argument of its TileShape."""
+    number = re.search(r"11TensorCoresE(\d)E", kernel)
+    assert number, kernel
+    return TensorCores(int(number.group(1)))
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_machine_code(tmp_path: Path, architecture: str) -> None:
     """Tensor cores multiply, nothing spills, and no arithmetic is fused or approximate."""
@@ -54,15 +69,13 @@ def test_machine_code(tmp_path: Path, architecture: str) -> None:
 
     functions = functions_of(run(disassembler(), "-sass", binary))
     kernels = {name: code for name, code in functions.items() if "multiply_rows" in name}
-    assert len(kernels) == TILES
-    by_warpgroup = {name for name in kernels if name.partition("TileShape")[2].count("Lb1E")}
-    assert len(by_warpgroup) == 1
+    assert Counter(map(cores_of, kernels)) == TILES
     for name, code in kernels.items():
-        if name in by_warpgroup and architecture != "90a":
+        cores = cores_of(name)
+        if cores is TensorCores.INT8_WARPGROUPS and architecture != "90a":
             assert "LDGSTS" not in {name.split(".")[0] for name in code}  # it only stops
             continue
-        product = "IGMMA.64x96x32.S8.S8" if name in by_warpgroup else "IMMA.16832.S8.S8"
-        assert product in code
+        assert {name for name in code if re.match("[HI]G?MMA", name)} == {PRODUCTS[cores]}
         assert any(name.startswith("LDGSTS") and ".128" in name for name in code)
     for code in functions.values():
         operations = {name.split(".")[0] for name in code}

@@ -17,6 +17,11 @@ On several cards, a layer whose input channels are split gives partial sums, flo
     part = pack_weight(weight_of_this_card, exponents_of_this_card, parts=num_cards)
     partial = portable_product(x_of_this_card, part, dtype=torch.float32)
     y = sum_partials(torch.stack(partials_of_all_cards), bias, torch.bfloat16)
+
+On a GPU the digits are multiplied as int8 or, on compute capability 10.x, as bfloat16.
+``VLLM_FORK_CUDA_TENSOR_CORES=int8`` or ``bfloat16`` chooses by hand, to compare their speed: the
+bits are the same, and so is the packed weight. The first product of a process reads the variable;
+another value is a RuntimeError.
 """
 
 import math
