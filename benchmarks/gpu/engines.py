@@ -1,10 +1,10 @@
 """Tokens per second of one way to answer, in this process.
 
-    python -m benchmarks.gpu.engines plain|hf_compat|exact|deterministic|transformers FOLDER
+    python -m benchmarks.gpu.engines plain|eager|hf_compat|exact|deterministic|transformers FOLDER
 
 20 prompts of 20 to 60 tokens, 128 greedy tokens each: all at once, and the first of them alone. The
 engine's ways are its flags; plain is upstream's code with Triton's attention, compiled and with
-CUDA graphs. Printed are medians, as JSON.
+CUDA graphs, and eager the same without both. Printed are medians, as JSON.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 MODES: dict[str, dict[str, Any]] = {
     "plain": {},
+    "eager": {"enforce_eager": True},
     "hf_compat": {"hf_compat": True, "enforce_eager": True},
     "exact": {"hf_compat": "exact"},
     "deterministic": {"deterministic": True},

@@ -136,17 +136,17 @@ def attention_sides(
     portable_append(keys, values, cache, torch.arange(requests * tokens, device=device))
     starts = torch.arange(requests + 1, dtype=torch.int32, device=device) * queries
     lengths = torch.full((requests,), tokens, dtype=torch.int32, device=device)
-    parts = [
+    q, k, v = (
         x.view(requests, -1, x.shape[1], size).transpose(1, 2).contiguous()
         for x in (query, keys, values)
-    ]
+    )
 
     def portable(_: int) -> torch.Tensor:
         return portable_attention(query, cache, pages, starts, lengths, scale=size**-0.5)
 
     def theirs(_: int) -> torch.Tensor:
         done = functional.scaled_dot_product_attention(
-            *parts, is_causal=queries > 1, enable_gqa=True
+            q, k, v, is_causal=queries > 1, enable_gqa=True
         )
         return done.transpose(1, 2).reshape(query.shape)
 

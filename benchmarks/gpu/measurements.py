@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -109,10 +108,12 @@ class Results:
     Args:
         file: where they are kept.
         machine: what they were measured on.
+        out: a folder that gets a copy each time, or None.
     """
 
-    def __init__(self, file: Path, machine: dict[str, object]) -> None:
+    def __init__(self, file: Path, machine: dict[str, object], out: Path | None = None) -> None:
         self._file = file
+        self._out = out
         self._machine = machine
         kept = json.loads(file.read_text())["outcomes"] if file.exists() else []
         self._outcomes = {one["name"]: Outcome(**one) for one in kept}
@@ -125,15 +126,11 @@ class Results:
         """Keep an outcome, in the place of an earlier one."""
         self._outcomes[outcome.name] = outcome
         outcomes = [asdict(one) for one in self._outcomes.values()]
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        data = {"machine": self._machine, "outcomes": outcomes}
-        self._file.write_text(json.dumps(data, indent=1) + "\n")
-
-    def copy_to(self, folder: Path) -> None:
-        """Copy the file into another folder."""
-        if self._file.exists() and folder.resolve() != self._file.parent.resolve():
-            folder.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(self._file, folder)
+        text = json.dumps({"machine": self._machine, "outcomes": outcomes}, indent=1) + "\n"
+        for folder in (self._file.parent, self._out):
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / self._file.name).write_text(text)
 
 
 def run_missing(measurements: Iterable[Measurement], results: Results, seconds: float) -> None:

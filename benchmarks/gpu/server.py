@@ -1,6 +1,6 @@
 """Tokens per second of the OpenAI server, from 20 clients at once and from one alone.
 
-    python -m benchmarks.gpu.server plain|hf_compat|exact|deterministic FOLDER
+    python -m benchmarks.gpu.server plain|eager|hf_compat|exact|deterministic FOLDER
 
 The prompts, answers and modes of `benchmarks.gpu.engines`. Printed are medians, as JSON.
 """
@@ -26,6 +26,7 @@ from benchmarks.gpu.measurements import sentence_of
 
 FLAGS: dict[str, list[str]] = {
     "plain": [],
+    "eager": ["--enforce-eager"],
     "hf_compat": ["--hf-compat", "--enforce-eager"],
     "exact": ["--hf-compat", "exact"],
     "deterministic": ["--deterministic"],

@@ -37,23 +37,23 @@ def bits(device: str) -> Iterator[Measurement]:
 
 
 def bench(device: str, models: Sequence[str], tokens: int, rounds: int) -> Iterator[Measurement]:
-    """Yield what is timed: kernels of all models, then engines and servers of each."""
+    """Yield what is timed: kernels, engines and servers, each for all models."""
     on = ("--device", device)
+    size = ("--tokens", str(tokens), "--rounds", str(rounds))
+    arguments: tuple[str, ...]
     for model in models:
         for what in ("products", "attention"):
             arguments = (what, model, *on, "--rounds", str(10 * rounds))
             yield Measurement(f"{what}, {model}", f"{_PACKAGE}kernels", arguments, 150)
-    size = ("--tokens", str(tokens), "--rounds", str(rounds))
     for model in models:
         folder = str(MODELS / model)
         yield Measurement(f"model, {model}", f"{_PACKAGE}models", (model, folder, *on), 180)
-        for mode in MODES:
-            arguments = (mode, folder, *size)
+        for mode in (*MODES, "transformers"):
+            arguments = (mode, folder, *on, *size)
             yield Measurement(f"engine, {model}, {mode}", f"{_PACKAGE}engines", arguments, 240)
-        arguments = ("transformers", folder, *on, *size)
-        yield Measurement(f"engine, {model}, transformers", f"{_PACKAGE}engines", arguments, 180)
+    for model in models:
         for mode in MODES:
-            arguments = (mode, folder, *size)
+            arguments = (mode, str(MODELS / model), *size)
             yield Measurement(f"server, {model}, {mode}", f"{_PACKAGE}server", arguments, 300)
 
 
@@ -73,12 +73,12 @@ def main() -> None:
     else:
         measurements = list(bench(options.device, options.models, options.tokens, options.rounds))
     machine = environment(torch.device(options.device))
-    results = Results(RESULTS / f"{options.stage}.json", machine)
+    out = os.environ.get("OUT")
+    results = Results(RESULTS / f"{options.stage}.json", machine, Path(out) if out else None)
     run_missing(measurements, results, 60 * options.minutes)
     tables = bits_table if options.stage == "bits" else bench_tables
     for table in tables([one.name for one in measurements], results.of):
         Console(width=120).print(table)
-    results.copy_to(Path(os.environ.get("OUT") or RESULTS))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from email import message_from_bytes
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -196,13 +197,12 @@ def test_a_stage_goes_on_where_it_ended(
     file, log = tmp_path / "stage.json", tmp_path / "log"
     measurements = [measure("values"), measure("fails")]
     for calls in (["values", "fails"], ["values", "fails", "fails"]):
-        results = Results(file, {"gpu": "H"})
+        results = Results(file, {"gpu": "H"}, tmp_path / "out")
         run_missing(measurements, results, 120)
         assert log.read_text().split() == calls
     kept = json.loads(file.read_text())
     assert kept["machine"] == {"gpu": "H"}
     assert [one["name"] for one in kept["outcomes"]] == ["values", "fails"]
-    Results(file, {}).copy_to(tmp_path / "out")
     assert (tmp_path / "out" / "stage.json").read_text() == file.read_text()
 
 
@@ -297,6 +297,17 @@ def test_this_cpu_has_the_recorded_logits(dtype: str) -> None:
         found = model_bits.read(model, model_bits.prompt_ids()[number], one.tokens[:64])
         assert found == one.digests[:2]
         assert len(set(one.digests)) == 8
+
+
+def test_the_logits_of_an_engine_are_in_the_order_of_the_vocabulary() -> None:
+    """Of each step it gives the chosen token and then the likeliest."""
+    flat = SimpleNamespace(
+        start_indices=[0, 4],
+        end_indices=[4, 8],
+        token_ids=[1, 1, 2, 0, 0, 2, 0, 1],
+        logprobs=[3.0, 3.0, 2.0, -1.0, 5.0, 7.0, 5.0, 4.0],
+    )
+    assert model_bits.rows_of(flat).tolist() == [[-1.0, 3.0, 2.0], [5.0, 4.0, 7.0]]
 
 
 def test_other_tokens_are_other_answers() -> None:

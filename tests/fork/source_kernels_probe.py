@@ -79,10 +79,10 @@ def norms_have_native_bits() -> bool:
     weight = numbers(96)
     plain, fused = ir.ops.rms_norm.impls, ir.ops.fused_add_rms_norm.impls
     x, residual = numbers(7, 96), numbers(7, 96).flip(0)
-    same = [torch.equal(plain["vllm_c"].impl_fn(x, w, 1e-5), plain["native"].impl_fn(x, w, 1e-5))
+    same = [torch.equal(plain["vllm_c"].impl_fn(x, w, 0.1), plain["native"].impl_fn(x, w, 0.1))
             for w in (weight, None)]  # fmt: skip
-    expected = fused["native"].impl_fn(x, residual, weight, 1e-5)
-    actual = fused["vllm_c"].impl_fn(x.clone(), residual.clone(), weight, 1e-5)
+    expected = fused["native"].impl_fn(x, residual, weight, 0.1)
+    actual = fused["vllm_c"].impl_fn(x.clone(), residual.clone(), weight, 0.1)
     return all(same) and all(map(torch.equal, expected, actual))
 
 

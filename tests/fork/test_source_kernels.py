@@ -135,8 +135,8 @@ def test_activations_are_upstreams(name: str) -> None:
 
 def test_norms_are_upstreams() -> None:
     x, residual, weight = numbers(9, 96), numbers(9, 96, seed=1), numbers(96, seed=2)
-    agree("rms_norm", 0, torch.zeros(9, 96), x, weight, 1e-5)
-    agree("fused_add_rms_norm", (0, 1), x, residual, weight, 1e-5)
+    agree("rms_norm", 0, torch.zeros(9, 96), x, weight, 0.1)
+    agree("fused_add_rms_norm", (0, 1), x, residual, weight, 0.1)
 
 
 @pytest.mark.parametrize("is_neox", [True, False])
