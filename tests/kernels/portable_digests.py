@@ -51,9 +51,8 @@ def norm_results(device: str) -> Results:
 
 
 def rotary_results(device: str) -> Results:
-    table = rotary_table(rotary_frequencies(96, 10000.0), 5000, 1.25)
+    table = rotary_table(rotary_frequencies(96, 10000.0).to(device), 5000, 1.25)
     yield "table", table
-    table = table.to(device)  # a model's is made on the CPU
     for dtype in DTYPES:
         for is_interleaved in (False, True):
             x = numbers(6, 3, 128, seed=7, dtype=dtype, scale=4.0).to(device)
