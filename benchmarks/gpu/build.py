@@ -111,9 +111,19 @@ def run(*command: str, capture: bool = False) -> str:
 
 
 def architecture_of_gpu() -> str:
-    """Return the name of the first GPU's architecture, as CMake writes it."""
-    asked = "import torch; print(*torch.cuda.get_device_capability())"
-    major, minor = run(str(PYTHON), "-c", asked, capture=True).split()
+    """Return the name of the first GPU's architecture, as CMake writes it.
+
+    Raises:
+        SystemExit: there is no GPU.
+    """
+    asked = (
+        "import torch; "
+        "print(*torch.cuda.get_device_capability() if torch.cuda.is_available() else ())"
+    )
+    found = run(str(PYTHON), "-c", asked, capture=True).split()
+    if not found:
+        sys.exit("error: PyTorch finds no GPU here: name one by --architecture, such as 90a-real.")
+    major, minor = found
     return f"{major}{minor}{'a' if major == '9' else ''}-real"
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from rich.table import Table
+from rich.table import Column, Table
 
 from benchmarks.gpu.measurements import Outcome
 
 Find = Callable[[str], Outcome | None]
 """Returns what became of the measurement of a name."""
+
+
+def whole(title: str) -> Column:
+    """Return a column whose cells stay on one line."""
+    return Column(title, no_wrap=True)
 
 
 def what_happened(outcome: Outcome | None) -> str:
@@ -21,7 +26,9 @@ def what_happened(outcome: Outcome | None) -> str:
 
 def bits_table(names: Sequence[str], find: Find) -> Iterator[Table]:
     """Yield the table of digests: how many are those that are committed."""
-    table = Table("computed", "equal", "of", "differing, or why there is nothing", title="bits")
+    table = Table(
+        whole("computed"), "equal", "of", "differing, or why there is nothing", title="bits"
+    )
     for name in names:
         outcome = find(name)
         if outcome is None or outcome.values is None:
@@ -47,7 +54,7 @@ def bench_tables(names: Sequence[str], find: Find) -> Iterator[Table]:
 
 def kernels_table(names: Sequence[str], find: Find) -> Table:
     """Return the times of both sides of each shape."""
-    table = Table("kernel", "shape", "portable, us", "torch, us", "ratio", title="kernels")
+    table = Table(whole("kernel"), "shape", "portable, us", "torch, us", "ratio", title="kernels")
     for name in names:
         outcome = find(name)
         if outcome is None or outcome.values is None:
@@ -62,7 +69,7 @@ def kernels_table(names: Sequence[str], find: Find) -> Table:
 
 def engines_table(names: Sequence[str], find: Find) -> Table:
     """Return tokens per second of engines and servers, and what they take beside plain."""
-    table = Table("what", "20 prompts, tok/s", "/ plain", "1 prompt, tok/s", "/ plain",
+    table = Table(whole("what"), "20 prompts, tok/s", "/ plain", "1 prompt, tok/s", "/ plain",
                   "start, s", "why there is nothing", title="answers")  # fmt: skip
     for name in names:
         outcome = find(name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -68,6 +69,8 @@ def main() -> None:
         "--minutes", type=float, default=float(os.environ.get("MINUTES") or 9), help="of this call"
     )
     options = parser.parse_args()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("error: PyTorch finds no GPU here: run this on a GPU machine, or --device cpu.")
     if options.stage == "bits":
         measurements = list(bits(options.device))
     else:

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 from rich.console import Console
 from rich.table import Table
@@ -127,6 +128,16 @@ def test_the_kernels_are_built_for_the_machines_gpu(
 ) -> None:
     monkeypatch.setattr(build, "run", lambda *_, capture: f"{capability}\n")
     assert build.architecture_of_gpu() == name
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_a_sentence_says_what_to_do(environment: Path) -> None:
+    with pytest.raises(SystemExit, match=r"^error: PyTorch finds no GPU here: name one"):
+        build.architecture_of_gpu()
+    command = [sys.executable, "-m", "benchmarks.gpu.stages", "bits"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("error: PyTorch finds no GPU here: run this on")
 
 
 def test_an_unknown_stage_is_refused() -> None:
