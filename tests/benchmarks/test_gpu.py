@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import tarfile
 import time
 from collections.abc import Callable
@@ -14,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from packaging.requirements import Requirement
 from rich.console import Console
 from rich.table import Table
@@ -130,8 +130,10 @@ def test_the_kernels_are_built_for_the_machines_gpu(
     assert build.architecture_of_gpu() == name
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_a_sentence_says_what_to_do(environment: Path) -> None:
+def test_without_a_gpu_a_sentence_says_what_to_do(
+    environment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(SystemExit, match=r"^error: PyTorch finds no GPU here: name one"):
         build.architecture_of_gpu()
     command = [sys.executable, "-m", "benchmarks.gpu.stages", "bits"]
