@@ -16,7 +16,7 @@ from distribution.kernels import LIBRARY, build_library
 from distribution.metadata import adapt_metadata
 from distribution.pins import load_pin
 from distribution.pristine import build_folder, pristine_tree
-from distribution.target import choose_target
+from distribution.target import choose_kernels, choose_target
 from distribution.tree import assembled_tree
 
 ROOT = Path(__file__).resolve().parent
@@ -37,13 +37,15 @@ class BuildKernels(build_ext):
 
 def main() -> None:
     refuse_upstream_vllm()  # pip --no-build-isolation does not ask the backend to check
-    pin = load_pin(choose_target())
+    target = choose_target()
+    pin = load_pin(target, kernels=choose_kernels(target))
     link = bool(EDITABLE_COMMANDS & set(sys.argv))
     # Metadata alone is asked for before the commands that say which of the two trees is wanted.
-    tree = assembled_tree(pin.target, link=link) if _builds() else pristine_tree(pin.target)
-    metadata = adapt_metadata(pristine_tree(pin.target), pin)
+    pristine = pristine_tree(target, kernels=pin.kernels)
+    tree = assembled_tree(target, link=link, kernels=pin.kernels) if _builds() else pristine
+    metadata = adapt_metadata(pristine, pin)
     where = os.path.relpath(tree, ROOT)
-    scratch = build_folder(pin.target) / "setuptools"
+    scratch = build_folder(target) / "setuptools"
     shutil.rmtree(scratch, ignore_errors=True)  # would carry deleted files into the next wheel
     scratch.mkdir()
     setup(

@@ -53,7 +53,8 @@ def adapt_metadata(pristine: Path, pin: Pin) -> Metadata:
     message = message_from_bytes((info / "METADATA").read_bytes())
     requires: list[str] = [*OWN]
     extras: dict[str, list[str]] = {name: [] for name in message.get_all("Provides-Extra") or []}
-    extras |= {"dev": list(DEV), "eval": list(EVAL), "xformers": XFORMERS, "multimodal": []}
+    extras |= {"dev": list(DEV), "eval": list(EVAL), "multimodal": [], "xformers": list(XFORMERS)}
+    extras |= {"compiled": []} if pin.compiled else {}
     for line in message.get_all("Requires-Dist") or []:
         requirement = Requirement(line)
         extra = _extra_of(requirement, extras)
@@ -61,6 +62,10 @@ def adapt_metadata(pristine: Path, pin: Pin) -> Metadata:
             extras[extra].append(line.partition(";")[0].strip())
         elif requirement.name in pin.multimodal:
             extras["multimodal"].append(line)
+        elif requirement.name in pin.compiled:
+            extras["compiled"].append(line)
+        elif requirement.name == "torch" and pin.kernels == "source":
+            requires.append(f"torch{pin.torch}")
         else:
             requires.append(line)
     return Metadata(requires, extras, dict(_entry_points(info / "entry_points.txt")))

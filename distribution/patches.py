@@ -18,7 +18,7 @@ from pathlib import Path
 from distribution.edits import record_edits
 from distribution.errors import DistributionError
 from distribution.pins import ROOT, TARGETS, load_pin
-from distribution.pristine import build_folder, pristine_python, replacing, unpack_python
+from distribution.pristine import build_folder, pristine_text, replacing, unpack_text
 from distribution.rebase import MergedPatch, rebase_series, wheel_of_release
 from distribution.series import FIELDS, Patch, format_patch, load_series, patched_files
 from distribution.target import choose_target
@@ -35,7 +35,7 @@ UNWRITTEN = "TODO"
 def check(root: Path, target: str) -> int:
     """Apply the series to the pinned wheel, in memory, and print what it amounts to."""
     series = load_series(root / "patches")
-    patched_files(series, pristine_python(target, root))
+    patched_files(series, pristine_text(target, root))
     for patch in series:
         if UNWRITTEN in patch.header.values():
             raise DistributionError(f"{patch.name}: replace {UNWRITTEN} in its header.")
@@ -91,7 +91,7 @@ def _record(root: Path, target: str, series: list[Patch], index: int) -> Patch:
         raise DistributionError(
             f"{edited} does not exist: run `pip install -e .` first, edit there, then record."
         )
-    recorded = record_edits(edited, pristine_python(target, root), series, index, root / "vllm")
+    recorded = record_edits(edited, pristine_text(target, root), series, index, root / "vllm")
     if not recorded.files:
         raise DistributionError(f"{edited} holds no edits for {recorded.name}.")
     _write(recorded, root / "patches" / recorded.name)
@@ -102,12 +102,12 @@ def rebase(root: Path, release: str, target: str, wheel: Path | None, write: boo
     """Merge the series into another release and print, patch by patch, what applies."""
     build = build_folder(target, root)
     dist = load_pin(target, root).dist
-    series, pristine = load_series(root / "patches"), pristine_python(target, root)
+    series, pristine = load_series(root / "patches"), pristine_text(target, root)
     patched_files(series, pristine)  # an error, if the series does not even apply to its own wheel
     if wheel and not wheel.is_file():
         raise DistributionError(f"--wheel names {wheel}, which does not exist.")
     wheel = wheel or wheel_of_release(dist, release, build / "wheels")
-    merged = rebase_series(series, pristine, unpack_python(wheel, build / f"python-{release}"))
+    merged = rebase_series(series, pristine, unpack_text(wheel, build / f"text-{release}"))
     for patch in merged:
         _report(patch)
     hunks = [hunk for patch in merged for hunk in patch.hunks]

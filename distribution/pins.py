@@ -8,6 +8,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGETS = ("cpu", "cuda")
+KERNELS = ("all", "source")
+"""Upstream's compiled files and this project's, or the latter alone."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +24,10 @@ class Pin:
         dist: name of the upstream distribution on the package index.
         filename: of the wheel.
         sha256: of the wheel, 64 hex digits.
-        torch: version that the wheel was built against.
+        torch: versions that it runs with, as a requirement's ("==2.13.0").
         multimodal: requirements that only the extra [multimodal] installs.
+        compiled: requirements that only the extra [compiled] installs.
+        kernels: "all" or "source".
     """
 
     target: str
@@ -34,12 +38,15 @@ class Pin:
     sha256: str
     torch: str
     multimodal: tuple[str, ...]
+    compiled: tuple[str, ...]
+    kernels: str
 
 
-def load_pin(target: str, root: Path = ROOT) -> Pin:
+def load_pin(target: str, root: Path = ROOT, kernels: str = "all") -> Pin:
     """Read the pin of `target` from ``upstream.toml`` in `root`."""
     table = tomllib.loads((root / "upstream.toml").read_text())
     wheel = table[target]
+    wanted = wheel if kernels == "all" else wheel[kernels]
     local = f"cpu.hf{table['fork']}" if target == "cpu" else f"hf{table['fork']}"
     return Pin(
         target=target,
@@ -48,6 +55,8 @@ def load_pin(target: str, root: Path = ROOT) -> Pin:
         dist=wheel["dist"],
         filename=wheel["filename"],
         sha256=wheel["sha256"],
-        torch=wheel["torch"],
-        multimodal=tuple(wheel["multimodal"]),
+        torch=wanted["torch"],
+        multimodal=tuple(wanted["multimodal"]),
+        compiled=tuple(wanted.get("compiled", ())),
+        kernels=kernels,
     )

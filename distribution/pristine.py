@@ -2,7 +2,7 @@
 
 build/<target>/wheels/            the upstream wheel
 build/<target>/pristine-<sha>/    the wheel, unpacked
-build/<target>/python-<sha>/      only its Python files
+build/<target>/text-<sha>/        the same without what is compiled
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import shutil
 import zipfile
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 from distribution.fetch import upstream_wheel
@@ -23,46 +24,56 @@ def build_folder(target: str, root: Path = ROOT) -> Path:
     return root / "build" / target
 
 
-def pristine_tree(target: str, root: Path = ROOT) -> Path:
+COMPILED = ("*.so", "vllm-rs")
+"""Names of the wheel's binaries."""
+
+
+def pristine_tree(target: str, root: Path = ROOT, kernels: str = "all") -> Path:
     """Return the folder with upstream's unpatched ``vllm/``, unpacking the wheel if need be.
+
+    Without its compiled files for `kernels` "source"; see `pristine_text`.
 
     Raises:
         DistributionError: the wheel cannot be had, see `upstream_wheel`.
     """
+    if kernels == "source":
+        return pristine_text(target, root)
     pin = load_pin(target, root)
     build = build_folder(target, root)
     tree = build / f"pristine-{pin.sha256[:12]}"
-    return tree if tree.exists() else _unpack(upstream_wheel(pin, build / "wheels"), tree, "")
+    return tree if tree.exists() else _unpack(upstream_wheel(pin, build / "wheels"), tree)
 
 
-def pristine_python(target: str, root: Path = ROOT) -> Path:
-    """Return a folder with upstream's unpatched Python files, for reading them.
+def pristine_text(target: str, root: Path = ROOT) -> Path:
+    """Return a folder with upstream's unpatched files, at least those that are not compiled.
 
-    That is `pristine_tree` if it is there; else only the text of the wheel is unpacked, since the
-    binaries of the other target are large and of no use on this machine.
+    That is `pristine_tree` if it is there; else the binaries are not unpacked: they are large, and
+    those of another target are of no use on this machine.
 
     Raises:
         DistributionError: the wheel cannot be had, see `upstream_wheel`.
     """
     pin = load_pin(target, root)
     build = build_folder(target, root)
-    whole, python = (build / f"{kind}-{pin.sha256[:12]}" for kind in ("pristine", "python"))
+    whole, text = (build / f"{kind}-{pin.sha256[:12]}" for kind in ("pristine", "text"))
     if whole.exists():
         return whole
-    return (
-        python if python.exists() else unpack_python(upstream_wheel(pin, build / "wheels"), python)
-    )
+    return text if text.exists() else unpack_text(upstream_wheel(pin, build / "wheels"), text)
 
 
-def unpack_python(wheel: Path, folder: Path) -> Path:
-    """Unpack the Python files of a wheel into `folder`, unless it is there, and return it."""
-    return folder if folder.exists() else _unpack(wheel, folder, ".py")
+def unpack_text(wheel: Path, folder: Path) -> Path:
+    """Unpack a wheel but for its binaries into `folder`, unless it is there, and return it."""
+    return folder if folder.exists() else _unpack(wheel, folder, COMPILED)
 
 
-def _unpack(wheel: Path, folder: Path, suffix: str) -> Path:
+def _unpack(wheel: Path, folder: Path, left_out: tuple[str, ...] = ()) -> Path:
     with replacing(folder) as partial, zipfile.ZipFile(wheel) as archive:
-        archive.extractall(partial, [n for n in archive.namelist() if n.endswith(suffix)])
+        archive.extractall(partial, [n for n in archive.namelist() if not _fits(n, left_out)])
     return folder
+
+
+def _fits(path: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch(path.rpartition("/")[2], pattern) for pattern in patterns)
 
 
 def compile_bytecode(folder: Path) -> None:

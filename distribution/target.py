@@ -1,4 +1,4 @@
-"""Which target to build: CPU or CUDA."""
+"""Which target to build: CPU or CUDA, and with which kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from distribution.environment import installed_version
 from distribution.errors import DistributionError
-from distribution.pins import TARGETS
+from distribution.pins import KERNELS, TARGETS
 
 
 def choose_target(site: Path | None = None) -> str:
@@ -33,6 +33,27 @@ def choose_target(site: Path | None = None) -> str:
     if torch is not None:
         return "cpu" if torch.partition("+")[2] == "cpu" else "cuda"
     return "cuda" if _has_gpu() else "cpu"
+
+
+def choose_kernels(target: str) -> str:
+    """Return "all", or "source" for a CUDA build without upstream's compiled files.
+
+    VLLM_KERNELS decides.
+
+    Raises:
+        DistributionError: VLLM_KERNELS has another value, or the target is not CUDA.
+    """
+    asked = os.environ.get("VLLM_KERNELS") or "all"
+    if asked not in KERNELS:
+        raise DistributionError(
+            f"VLLM_KERNELS={asked} is not a choice of kernels: use all or source, or unset it."
+        )
+    if asked == "source" and target != "cuda":
+        raise DistributionError(
+            "VLLM_KERNELS=source leaves out upstream's CUDA extensions, and this is a build for "
+            "CPUs: set VLLM_TARGET_DEVICE=cuda, or unset VLLM_KERNELS."
+        )
+    return asked
 
 
 def _has_gpu() -> bool:

@@ -19,27 +19,36 @@ from pathlib import Path
 
 from distribution.errors import DistributionError
 from distribution.pins import ROOT, Pin, load_pin
-from distribution.pristine import build_folder, compile_bytecode, pristine_tree, replacing
+from distribution.pristine import (
+    COMPILED,
+    build_folder,
+    compile_bytecode,
+    pristine_tree,
+    replacing,
+)
 from distribution.series import load_series, patched_files
 
 PACKAGE = "vllm"
 NO_BYTECODE = shutil.ignore_patterns("__pycache__")
+STAND_INS = Path("fork", "source_kernels", "stand_ins")
+"""Of the package: what is put into the place of upstream's compiled files."""
 
 
-def assembled_tree(target: str, *, link: bool, root: Path = ROOT) -> Path:
+def assembled_tree(target: str, *, link: bool, kernels: str = "all", root: Path = ROOT) -> Path:
     """Return the folder with the package as it is installed, assembling it if something changed.
 
     Args:
         target: "cpu" or "cuda".
         link: link the overlay's files, so that edits are live (editable installation), instead
             of copying them (wheel).
+        kernels: "all", or "source" to leave out upstream's compiled files.
         root: the repository.
 
     Raises:
         DistributionError: see `upstream_wheel`, `patched_files` and `_overlay`; or the tree holds
             edits that no patch records.
     """
-    pin = load_pin(target, root)
+    pin = load_pin(target, root, kernels)
     folder = build_folder(target, root) / ("src" if link else "wheel-src")
     record = _read_record(folder)
     key = _key(pin, root, link)
@@ -50,14 +59,18 @@ def assembled_tree(target: str, *, link: bool, root: Path = ROOT) -> Path:
             f"{folder} holds edits that no patch records: keep them with `python -m "
             f"distribution.patches new NAME` (or refresh NAME), or delete {folder}."
         )
-    pristine = pristine_tree(target, root)
+    is_whole = kernels == "all"
+    pristine = pristine_tree(target, root, kernels)
+    left_out = NO_BYTECODE if is_whole else shutil.ignore_patterns("__pycache__", *COMPILED)
     with replacing(folder) as partial:
         package = partial / PACKAGE
-        shutil.copytree(pristine / PACKAGE, package, ignore=NO_BYTECODE, copy_function=_copy)
+        shutil.copytree(pristine / PACKAGE, package, ignore=left_out, copy_function=_copy)
         for relative, text in patched_files(load_series(root / "patches"), pristine).items():
             (partial / relative).write_bytes(text.encode())
         _write_version(package, pin)
         _overlay(root / PACKAGE, package, link)
+        if not is_whole:
+            _overlay(root / PACKAGE / STAND_INS, package, link)
         _write_record(partial, key)
     if link:
         compile_bytecode(folder)

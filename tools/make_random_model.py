@@ -74,18 +74,19 @@ def weight_std(module: torch.nn.Module, weight: torch.Tensor, init_scale: float)
 def randomize(model: PreTrainedModel, seed: int, init_scale: float) -> None:
     """Overwrite every parameter of ``model`` in place.
 
-    The numbers are drawn in float32 from one generator in the order of the modules, so a seed
-    gives the same weights in every dtype, up to rounding. Vectors (biases, norm gains) keep
-    their initial 0 or 1 plus a little noise. Tied matrices are drawn once, as embeddings.
+    The numbers are drawn in float32 from one generator of the model's device, in the order of the
+    modules, so a seed gives the same weights in every dtype, up to rounding. Vectors (biases, norm
+    gains) keep their initial 0 or 1 plus a little noise. Tied matrices are drawn once, as
+    embeddings.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(model.device).manual_seed(seed)
     seen: set[int] = set()
     for module in model.modules():
         for weight in module.parameters(recurse=False):
             if id(weight) in seen:
                 continue
             seen.add(id(weight))
-            noise = torch.empty(weight.shape, dtype=torch.float32).normal_(generator=generator)
+            noise = torch.empty_like(weight, dtype=torch.float32).normal_(generator=generator)
             if weight.dim() > 1:
                 weight.copy_(noise * weight_std(module, weight, init_scale))
             else:

@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/macros.h>
 #endif
 #include <torch/csrc/stable/tensor.h>
 
@@ -21,22 +22,22 @@ namespace vllm_fork {
 
 using torch::stable::accelerator::DeviceGuard;
 
+// The stream that torch's own kernels on this tensor's device would use now.
+inline cudaStream_t current_stream(const Tensor& tensor) {
+  void* stream = nullptr;
+  TORCH_ERROR_CODE_CHECK(
+      aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
+  return static_cast<cudaStream_t>(stream);
+}
+
+#endif
+
 // What the runtime says of a device.
 inline int64_t attribute_of(const Tensor& tensor, cudaDeviceAttr name) {
   int value = 0;
   STD_CUDA_CHECK(cudaDeviceGetAttribute(&value, name, tensor.get_device_index()));
   return value;
 }
-
-// The stream that torch's own kernels on this tensor's device would use now.
-inline cudaStream_t current_stream(const Tensor& tensor) {
-  void* stream = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
-  return static_cast<cudaStream_t>(stream);
-}
-
-#endif
 
 // An argument beside the one whose device is taken.
 struct NamedTensor {

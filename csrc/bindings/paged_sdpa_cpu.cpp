@@ -21,8 +21,8 @@ Tensor sdpa(const Tensor& query, const Tensor& key, const Tensor& value,
   std::array<StableIValue, 8> stack{
       from(query),     from(key),       from(value), from(std::nullopt),
       from(dropout_p), from(is_causal), from(scale), from(enable_gqa)};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::scaled_dot_product_attention", "",
-                                                      stack.data(), TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::scaled_dot_product_attention", "",
+                                               stack.data(), TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 

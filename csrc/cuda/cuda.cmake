@@ -1,7 +1,8 @@
 # Adds the CUDA kernels to _fork_C: included by ../CMakeLists.txt for VLLM_FORK_DEVICE=cuda.
 
-# Device code for every generation from Ampere on, and PTX of the newest for those to come.
-if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+# Device code for every generation from Ampere on, and PTX of the newest for those to come; or for
+# what the environment's CUDAARCHS names, which CMake reads when it enables the language.
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
   set(CMAKE_CUDA_ARCHITECTURES 80-real 86-real 89-real 90a-real 100-real 120)
 endif()
 enable_language(CUDA)

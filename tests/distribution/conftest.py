@@ -12,7 +12,7 @@ from tests.distribution.fake_repository import make_repository
 @pytest.fixture(autouse=True)
 def no_choices_of_the_developer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The variables that steer an installation are each test's to set."""
-    for name in ("VLLM_TARGET_DEVICE", "VLLM_UPSTREAM_WHEEL", "CXX"):
+    for name in ("VLLM_TARGET_DEVICE", "VLLM_KERNELS", "VLLM_UPSTREAM_WHEEL", "CXX"):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -21,6 +21,7 @@ UPSTREAM: Mapping[str, str] = {
     "vllm/__init__.py": "from .engine import run\n",
     "vllm/_version.py": "version = '1.2.0'\n",
     "vllm/_C.abi3.so": "binary\n",
+    "vllm/vllm-rs": "binary\n",
     ENGINE: "def run():\n    first()\n    second()\n    return third()\n",
     "vllm/models/__init__.py": "",
     "vllm/models/llama.py": "layers = 2\nheads = 4\n",
@@ -28,6 +29,8 @@ UPSTREAM: Mapping[str, str] = {
 OVERLAY: Mapping[str, str] = {
     "vllm/fork/__init__.py": "own = 1\n",
     "vllm/fork/deep/inner.py": "own = 2\n",
+    "vllm/fork/source_kernels/stand_ins/_C.py": "own = 4\n",
+    "vllm/fork/source_kernels/stand_ins/models/_kernels.py": "own = 5\n",
     "vllm/models/added.py": "own = 3\n",
 }
 
@@ -85,7 +88,8 @@ def write_pin(root: Path, sha256: str, fork: int = 1) -> None:
     """Write ``upstream.toml``."""
     (root / "upstream.toml").write_text(
         f'version = "{VERSION}"\nfork = {fork}\n[cpu]\ndist = "upstream-cpu"\n'
-        f'filename = "{WHEEL}"\nsha256 = "{sha256}"\ntorch = "2.0+cpu"\nmultimodal = []\n'
+        f'filename = "{WHEEL}"\nsha256 = "{sha256}"\ntorch = "==2.0+cpu"\nmultimodal = []\n'
+        '[cpu.source]\ntorch = ">=1.9"\nmultimodal = ["vision"]\ncompiled = ["kernels"]\n'
     )
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from distribution import build_backend
 from distribution.build_backend import get_requires_for_build_wheel
 from distribution.disk import GIB, Need, check_disk, needs
 from distribution.environment import installed_version, refuse_upstream_vllm, site_packages
 from distribution.errors import DistributionError
 from distribution.kernels import LIBRARY, build_library, check_cxx
-from distribution.target import choose_target
+from distribution.target import choose_kernels, choose_target
 from tests.distribution.fake_repository import identities, write_files, write_program
 
 FULL = Path("/proc")  # on every Linux a file system of its own, with no space
@@ -143,6 +144,52 @@ def test_without_torch_the_machine_decides(
         write_program(tmp_path / "bin", "nvidia-smi", script)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     assert choose_target(tmp_path / "site") == target
+
+
+# --- kernels -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("value", "kernels"), [(None, "all"), ("", "all"), ("all", "all"),
+                                                ("source", "source")])  # fmt: skip
+def test_the_kernels_are_upstreams_too_unless_asked(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, kernels: str
+) -> None:
+    if value is not None:
+        monkeypatch.setenv("VLLM_KERNELS", value)
+    assert choose_kernels("cuda") == kernels
+
+
+def test_kernels_that_are_no_choice_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_KERNELS", "none")
+    with pytest.raises(DistributionError, match=r"^VLLM_KERNELS=none is not .*: use all or source"):
+        choose_kernels("cuda")
+
+
+def test_kernels_from_source_are_refused_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_KERNELS", "source")
+    with pytest.raises(DistributionError, match=r"^VLLM_KERNELS=source .* VLLM_TARGET_DEVICE=cuda"):
+        choose_kernels("cpu")
+
+
+@pytest.mark.parametrize(
+    ("kernels", "version", "fits"),
+    [
+        ("all", "2.13.0", True),
+        ("all", "2.13.0+cu130", True),
+        ("all", "2.12.0", False),
+        ("source", "2.10.1", False),
+        ("source", "2.11.0+cu130", True),
+        ("source", "2.14.0", True),
+    ],
+)
+def test_kernels_from_source_take_an_older_torch(
+    monkeypatch: pytest.MonkeyPatch, kernels: str, version: str, fits: bool
+) -> None:
+    monkeypatch.setattr(build_backend, "installed_version", lambda name: version)
+    monkeypatch.setattr(build_backend, "nvcc", lambda: Path("nvcc"))
+    monkeypatch.setattr(build_backend, "refuse_upstream_vllm", lambda: None)
+    monkeypatch.setenv("VLLM_TARGET_DEVICE", "cuda")
+    monkeypatch.setenv("VLLM_KERNELS", kernels)
+    wanted = {"all": "torch==2.13.0", "source": "torch>=2.11"}[kernels]
+    assert get_requires_for_build_wheel() == ([] if fits else [wanted])
 
 
 # --- compilers -----------------------------------------------------------------------------------

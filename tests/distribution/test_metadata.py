@@ -50,6 +50,10 @@ def release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Release(load_pin(request.param), tmp_path_factory.mktemp("wheel"))
 
 
+def names_of(lines: list[str]) -> list[str]:
+    return [re.split(r"[^\w.-]", line)[0] for line in lines]
+
+
 def test_every_requirement_of_upstream_is_kept(release: Release) -> None:
     kept = [*release.adapted.requires, *release.adapted.extras["multimodal"]]
     assert len(release.upstream()) > 50
@@ -68,7 +72,20 @@ def test_multimodal_packages_are_an_extra_on_cpu_only(release: Release) -> None:
 
 def test_torch_is_the_one_that_the_pin_names(release: Release) -> None:
     lines = [line for line in release.adapted.requires if line.startswith("torch==")]
-    assert any(line.partition(";")[0] == f"torch=={release.pin.torch}" for line in lines)
+    assert any(line.partition(";")[0] == f"torch{release.pin.torch}" for line in lines)
+
+
+def test_without_compiled_files_torch_may_be_older_and_compiled_packages_are_an_extra(
+    tmp_path: Path,
+) -> None:
+    release = Release(load_pin("cuda", kernels="source"), tmp_path)
+    adapted, pin = release.adapted, release.pin
+    extras = adapted.extras
+    assert [line for line in adapted.requires if line.startswith("torch")] == ["torch>=2.11"]
+    assert sorted(names_of(extras["multimodal"])) == sorted(pin.multimodal)
+    assert sorted(names_of(extras["compiled"])) == sorted(pin.compiled)
+    kept = [*adapted.requires, *extras["multimodal"], *extras["compiled"]]
+    assert Counter(names_of(kept)) == Counter(names_of([*release.upstream(), *OWN]))
 
 
 def test_upstreams_extras_are_kept(release: Release) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from distribution.errors import DistributionError
 from distribution.patches import main
-from distribution.pristine import build_folder, unpack_python
+from distribution.pristine import build_folder, unpack_text
 from distribution.rebase import wheel_of_release
 from distribution.series import Patch, load_series, parse_patch, patched_files
 from tests.distribution.fake_repository import (
@@ -174,7 +174,7 @@ class Rebased:
         self.said = said
         self.folder = build_folder("cuda") / f"rebased-{RELEASE}"
         wheel = wheel_of_release("vllm", RELEASE, build_folder("cuda") / "wheels")
-        self.upstream = unpack_python(wheel, build_folder("cuda") / f"python-{RELEASE}")
+        self.upstream = unpack_text(wheel, build_folder("cuda") / f"text-{RELEASE}")
         self.series = load_series(self.folder)
 
 

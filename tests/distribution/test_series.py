@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distribution.errors import DistributionError
-from distribution.pristine import pristine_python
+from distribution.pristine import pristine_text
 from distribution.series import (
     FIELDS,
     Hunk,
@@ -210,7 +210,7 @@ def test_formatted_and_parsed_patches_insert_what_they_were_made_of(
 # --- other tools read the patches ----------------------------------------------------------------
 @pytest.mark.parametrize("patch", REAL, ids=lambda patch: patch.name)
 def test_git_applies_each_patch_alone_to_the_same_result(tmp_path: Path, patch: Patch) -> None:
-    pristine = pristine_python("cpu")
+    pristine = pristine_text("cpu")
     write_files(tmp_path, {path: (pristine / path).read_text() for path in patch.files})
     environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
     command = ["git", "apply", "--unidiff-zero", str(ROOT / "patches" / patch.name)]

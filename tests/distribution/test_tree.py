@@ -93,6 +93,35 @@ def test_bytecode_is_the_trees_own(repository: Path, link: bool) -> None:
     assert bool(found) == link, "pip compiles what it copies from a wheel"
 
 
+# --- without upstream's compiled files ---------------------------------------------------------
+@BOTH_KINDS
+def test_a_tree_from_source_has_files_in_the_places_of_the_compiled_ones(
+    repository: Path, link: bool
+) -> None:
+    complete = package(assembled_tree("cpu", link=link, root=repository))
+    made = package(assembled_tree("cpu", link=link, kernels="source", root=repository))
+    for name in ("vllm/_C.abi3.so", "vllm/vllm-rs"):
+        del complete[name]
+    stand_ins = {"vllm/_C.py": "own = 4\n", "vllm/models/_kernels.py": "own = 5\n"}
+    assert made == {**complete, **stand_ins}
+    assert package(assembled_tree("cpu", link=link, root=repository)).keys() == {
+        *PATCHED,
+        *OVERLAY,
+    }
+
+
+def test_a_tree_from_source_needs_no_binaries_of_the_wheel(repository: Path) -> None:
+    assembled_tree("cpu", link=True, kernels="source", root=repository)
+    unpacked = [path.name for path in build_folder("cpu", repository).rglob("*.so")]
+    assert unpacked == []
+
+
+def test_a_tree_from_source_leaves_out_the_binaries_of_an_unpacked_wheel(repository: Path) -> None:
+    pristine_tree("cpu", repository)
+    made = assembled_tree("cpu", link=True, kernels="source", root=repository)
+    assert not list(made.rglob("*.so"))
+
+
 # --- when it is made again -----------------------------------------------------------------------
 @BOTH_KINDS
 def test_a_second_call_does_nothing(repository: Path, link: bool) -> None:

@@ -40,13 +40,14 @@ def make_case(
     *,
     seed: int = 0,
     dtype: torch.dtype = torch.bfloat16,
+    device: str = "cpu",
     **variant: Any,
 ) -> Case:
     """Queries are large enough for some weights to be tiny."""
     return Case(
-        numbers(tokens, heads, size, seed=seed, dtype=dtype, scale=16.0),
-        numbers(tokens, kv_heads, size, seed=seed + 1, dtype=dtype, scale=4.0),
-        numbers(tokens, kv_heads, size, seed=seed + 2, dtype=dtype),
+        numbers(tokens, heads, size, seed=seed, dtype=dtype, scale=16.0).to(device),
+        numbers(tokens, kv_heads, size, seed=seed + 1, dtype=dtype, scale=4.0).to(device),
+        numbers(tokens, kv_heads, size, seed=seed + 2, dtype=dtype).to(device),
         variant,
     )
 
@@ -66,23 +67,27 @@ class PagedCases:
             self.pages[i, :count] = torch.from_numpy(order[start : start + count].copy())
         kv_heads, size = cases[0].keys.shape[1:]
         shape = attention_cache_shape(num_blocks, kv_heads, size, block_size)
-        self.cache = torch.full(shape, 0xA5, dtype=torch.uint8)  # what others have left there
+        self.device = cases[0].query.device
+        self.pages = self.pages.to(self.device)
+        # What others have left there.
+        self.cache = torch.full(shape, 0xA5, dtype=torch.uint8, device=self.device)
         self.done = [0] * len(counts)
 
     def step(self, chunks: Sequence[int]) -> list[torch.Tensor]:
         """Append and attend to the next tokens of each sequence, some of which may have none."""
         ranges = [slice(d, d + n) for d, n in zip(self.done, chunks, strict=True)]
         for i, (case, tokens) in enumerate(zip(self.cases, ranges, strict=True)):
-            positions = torch.arange(tokens.start, tokens.stop)
+            positions = torch.arange(tokens.start, tokens.stop, device=self.device)
             blocks = self.pages[i].long()[positions // self.block_size]
             slots = blocks * self.block_size + positions % self.block_size
             portable_append(case.keys[tokens], case.values[tokens], self.cache, slots)
         self.done = [tokens.stop for tokens in ranges]
         query = torch.cat([c.query[t] for c, t in zip(self.cases, ranges, strict=True)])
-        starts = torch.tensor([0, *chunks]).cumsum(0).int()
+        starts = torch.tensor([0, *chunks]).cumsum(0).to(self.device, torch.int32)
+        lengths = torch.tensor(self.done, dtype=torch.int32, device=self.device)
         case = self.cases[0]
         result = portable_attention(
-            *(query, self.cache, self.pages, starts, torch.tensor(self.done, dtype=torch.int32)),
+            *(query, self.cache, self.pages, starts, lengths),
             scale=case.scale,
             **case.variant,
         )

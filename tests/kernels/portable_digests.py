@@ -1,6 +1,6 @@
 """Digests of the portable operations' results on inputs that are made of integers.
 
-    python tests/kernels/portable_digests.py [--threads N] [--flush-subnormals]
+    python tests/kernels/portable_digests.py [--device DEVICE] [--threads N] [--flush-subnormals]
 
 prints them as JSON. portable_digests.json holds those that every machine must give; it changes only
 with the specification.
@@ -27,91 +27,96 @@ EXPECTED = Path(__file__).with_suffix(".json")
 Results = Iterator[tuple[str, torch.Tensor]]
 
 
-def function_results() -> Results:
+def function_results(device: str) -> Results:
     for dtype in DTYPES:
-        x = every_number(dtype)
+        x = every_number(dtype).to(device)
         for function in Function:
             yield f"{function} {dtype}", portable_map(x, function)
-    x = numbers(7, 3000, seed=1, dtype=torch.bfloat16, scale=16.0)
+    x = numbers(7, 3000, seed=1, dtype=torch.bfloat16, scale=16.0).to(device)
     yield "gated", portable_gated(x, Function.SILU)
 
 
-def norm_results() -> Results:
+def norm_results(device: str) -> Results:
     for dtype in DTYPES:
         for size in (16, 1000, 4096):
-            x, residual = (numbers(9, size, seed=s, dtype=dtype, scale=8.0) for s in (2, 3))
-            weight, bias = numbers(size, seed=4, dtype=dtype), numbers(size, seed=5, dtype=dtype)
-            tiny = numbers(9, size, seed=6, scale=2.0**-66)
+            x, residual = (
+                numbers(9, size, seed=s, dtype=dtype, scale=8.0).to(device) for s in (2, 3)
+            )
+            weight, bias = (numbers(size, seed=s, dtype=dtype).to(device) for s in (4, 5))
+            tiny = numbers(9, size, seed=6, scale=2.0**-66).to(device)
             yield f"rms_norm {dtype} {size}", portable_rms_norm(x, weight, residual=residual)
             yield f"residual {dtype} {size}", residual
             yield f"layer_norm {dtype} {size}", portable_layer_norm(x, weight, bias)
             yield f"subnormal squares {dtype} {size}", portable_rms_norm(tiny, weight, 0.0)
 
 
-def rotary_results() -> Results:
-    table = rotary_table(rotary_frequencies(96, 10000.0), 5000, 1.25)
+def rotary_results(device: str) -> Results:
+    table = rotary_table(rotary_frequencies(96, 10000.0).to(device), 5000, 1.25)
     yield "table", table
     for dtype in DTYPES:
         for is_interleaved in (False, True):
-            x = numbers(6, 3, 128, seed=7, dtype=dtype, scale=4.0)
-            positions = torch.tensor([0, 1, 77, 1000, 4095, 4999])
+            x = numbers(6, 3, 128, seed=7, dtype=dtype, scale=4.0).to(device)
+            positions = torch.tensor([0, 1, 77, 1000, 4095, 4999], device=device)
             portable_rotate(x, positions, table, is_interleaved=is_interleaved)
             yield f"rotation {dtype} {is_interleaved}", x
 
 
-def attention_results() -> Results:
+def attention_results(device: str) -> Results:
     for dtype in DTYPES:
-        yield f"attention {dtype}", attend(make_case(200, dtype=dtype), 77, 32)
+        yield f"attention {dtype}", attend(make_case(200, dtype=dtype, device=device), 77, 32)
     for heads, kv_heads, size in ((2, 2, 128), (5, 1, 80), (9, 3, 256), (4, 4, 96)):
-        case = make_case(150, heads, kv_heads, size, seed=heads, dtype=torch.float32)
+        case = make_case(150, heads, kv_heads, size, seed=heads, dtype=torch.float32, device=device)
         yield f"attention {heads} {kv_heads} {size}", attend(case)
-    sinks = torch.tensor([2.0, -30.0, 40.0, 0.0])
-    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0])
+    sinks = torch.tensor([2.0, -30.0, 40.0, 0.0], device=device)
+    slopes = torch.tensor([0.5, 0.25, 0.125, 0.0], device=device)
     # Rounded to 16 bits, most of what may go wrong between blocks would not show.
     variant = {"window": 90, "soft_cap": 20.0, "slopes": slopes, "sinks": sinks}
-    case = make_case(250, dtype=torch.float32, **variant)
+    case = make_case(250, dtype=torch.float32, device=device, **variant)
     yield "attention with everything", attend(case)
-    case = make_case(1100, heads=2, kv_heads=1, dtype=torch.float32)
+    case = make_case(1100, heads=2, kv_heads=1, dtype=torch.float32, device=device)
     yield "attention over superblocks", attend(case)
 
 
-def vocabulary_results() -> Results:
+def vocabulary_results(device: str) -> Results:
     for dtype in DTYPES:
         yield (
             f"log_softmax {dtype}",
-            portable_log_softmax(numbers(3, 50001, seed=8, dtype=dtype, scale=32.0)),
+            portable_log_softmax(numbers(3, 50001, seed=8, dtype=dtype, scale=32.0).to(device)),
         )
-    logits = numbers(6, 50001, seed=9, dtype=torch.bfloat16, scale=16.0)
+    logits = numbers(6, 50001, seed=9, dtype=torch.bfloat16, scale=16.0).to(device)
     yield "argmax", portable_argmax(logits)
     for i, result in enumerate(portable_top_k(logits, 1000)):
         yield f"top_k {i}", result
-    columns = torch.tensor([[1.0, 0.5, 0.0, 2.0, 0.9, 1.0], [1.0, 0.9, 0.5, 0.99, 1.0, 0.3]])
-    min_p = torch.tensor([0.0, 0.0, 0.1, 0.0, 0.01, 0.0])
-    top_k = torch.tensor([0, 100, 5, 0, 2000, 60000], dtype=torch.int32)
-    left = portable_filter(logits, columns[0], top_k, columns[1], min_p)
+    temperature = torch.tensor([1.0, 0.5, 0.0, 2.0, 0.9, 1.0], device=device)
+    top_p = torch.tensor([1.0, 0.9, 0.5, 0.99, 1.0, 0.3], device=device)
+    min_p = torch.tensor([0.0, 0.0, 0.1, 0.0, 0.01, 0.0], device=device)
+    top_k = torch.tensor([0, 100, 5, 0, 2000, 60000], dtype=torch.int32, device=device)
+    left = portable_filter(logits, temperature, top_k, top_p, min_p)
     yield "filter", left
-    seeds, positions = torch.arange(6) * 2**40, torch.arange(6) + 2**31
+    rows = torch.arange(6, device=device)
+    seeds, positions = rows * 2**40, rows + 2**31
     yield "draw of all", portable_draw(logits, seeds, positions)
     yield "draw", portable_draw(left, seeds, positions)
 
 
-def digests() -> dict[str, str]:
+def digests(device: str = "cpu") -> dict[str, str]:
     parts = (function_results, norm_results, rotary_results, attention_results, vocabulary_results)
     return {
-        name: hashlib.sha256(bits(result).numpy().tobytes()).hexdigest()
+        name: hashlib.sha256(bits(result).cpu().numpy().tobytes()).hexdigest()
         for part in parts
-        for name, result in part()
+        for name, result in part(device)
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--flush-subnormals", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     torch.set_flush_denormal(arguments.flush_subnormals)
-    print(json.dumps(digests(), indent=1))
+    print(json.dumps(digests(arguments.device), indent=1))
 
 
 if __name__ == "__main__":

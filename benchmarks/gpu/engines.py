@@ -1,0 +1,124 @@
+"""Tokens per second of one way to answer, in this process.
+
+    python -m benchmarks.gpu.engines plain|eager|hf_compat|exact|deterministic|transformers FOLDER
+
+20 prompts of 20 to 60 tokens, 128 greedy tokens each: all at once, and the first of them alone. The
+engine's ways are its flags; plain is upstream's code with Triton's attention, compiled and with
+CUDA graphs, and eager the same without both. Printed are medians, as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+MODES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "eager": {"enforce_eager": True},
+    "hf_compat": {"hf_compat": True, "enforce_eager": True},
+    "exact": {"hf_compat": "exact"},
+    "deterministic": {"deterministic": True},
+}
+"""Arguments of the engine; those of Transformers are in `transformers_answers`."""
+
+MOST_TOKENS = 512
+"""Of a prompt with its answer."""
+
+CACHE_BYTES = 2 << 30
+"""Of keys and values: twice what all answers of the 8B shape need."""
+
+Answer = Callable[[list[list[int]], int], int]
+"""Answers prompts with so many tokens each, and returns how many tokens those were."""
+
+
+def prompts(count: int = 20) -> list[list[int]]:
+    """Return token ids as of short questions; below 4,000, which all models have."""
+    generator = random.Random(0)
+    return [
+        [1, *(generator.randrange(10, 4000) for _ in range(generator.randrange(19, 60)))]
+        for _ in range(count)
+    ]
+
+
+def engine_answers(folder: str, mode: str) -> Answer:
+    """Start an engine."""
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        folder, dtype="bfloat16", max_model_len=MOST_TOKENS, max_num_seqs=32,
+        kv_cache_memory_bytes=CACHE_BYTES, **MODES[mode],
+    )  # fmt: skip
+
+    def answer(asked: list[list[int]], tokens: int) -> int:
+        params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
+        given: Any = [{"prompt_token_ids": prompt} for prompt in asked]
+        outputs = llm.generate(given, params, use_tqdm=False)
+        return sum(len(output.outputs[0].token_ids) for output in outputs)
+
+    return answer
+
+
+def transformers_answers(folder: str, device: str) -> Answer:
+    """Load the model in Transformers: a left-padded batch of all prompts."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device)
+
+    def answer(asked: list[list[int]], tokens: int) -> int:
+        width = max(map(len, asked))
+        padding = [width - len(prompt) for prompt in asked]
+        rows = [[0] * n + prompt for n, prompt in zip(padding, asked, strict=True)]
+        mask = [[0] * n + [1] * (width - n) for n in padding]
+        done = model.generate(
+            torch.tensor(rows, device=device), attention_mask=torch.tensor(mask, device=device),
+            max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0,
+        )  # fmt: skip
+        return int(done[:, width:].numel())
+
+    return answer
+
+
+def tokens_per_second(answer: Answer, asked: list[list[int]], tokens: int, rounds: int) -> float:
+    """Return the median of some rounds, after one that warms up."""
+    rates = []
+    for _ in range(rounds + 1):
+        start = time.perf_counter()
+        count = answer(asked, tokens)
+        rates.append(count / (time.perf_counter() - start))
+        assert count == tokens * len(asked), f"{count} tokens came"
+    return round(statistics.median(rates[1:]), 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("mode", choices=[*MODES, "transformers"])
+    parser.add_argument("folder")
+    parser.add_argument("--device", default="cuda", help="of Transformers")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    start = time.perf_counter()
+    if options.mode == "transformers":
+        answer = transformers_answers(options.folder, options.device)
+    else:
+        answer = engine_answers(options.folder, options.mode)
+    seconds = round(time.perf_counter() - start, 1)
+    asked = prompts()
+    rates = {
+        "all": tokens_per_second(answer, asked, options.tokens, options.rounds),
+        "alone": tokens_per_second(answer, asked[:1], options.tokens, options.rounds),
+    }
+    print(json.dumps({**rates, "start": seconds}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Tokens per second of the OpenAI server, from 20 clients at once and from one alone.
+
+    python -m benchmarks.gpu.server plain|eager|hf_compat|exact|deterministic FOLDER
+
+The prompts, answers and modes of `benchmarks.gpu.engines`. Printed are medians, as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.engines import CACHE_BYTES, MODES, MOST_TOKENS, prompts, tokens_per_second
+from benchmarks.gpu.measurements import sentence_of
+
+FLAGS: dict[str, list[str]] = {
+    "plain": [],
+    "eager": ["--enforce-eager"],
+    "hf_compat": ["--hf-compat", "--enforce-eager"],
+    "exact": ["--hf-compat", "exact"],
+    "deterministic": ["--deterministic"],
+}
+LONGEST_START = 280.0
+"""Seconds until the server must answer."""
+
+
+@contextlib.contextmanager
+def server(folder: str, mode: str) -> Iterator[int]:
+    """Start a server, and give its port once it answers.
+
+    Raises:
+        RuntimeError: it ended, or took too long; with its last line.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", folder]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "model"]
+    command += ["--dtype", "bfloat16", "--max-model-len", str(MOST_TOKENS), "--max-num-seqs", "32"]
+    command += ["--kv-cache-memory-bytes", str(CACHE_BYTES), *FLAGS[mode]]
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            wait_until_ready(process, port)
+            yield port
+        except RuntimeError as error:
+            log.seek(0)
+            raise RuntimeError(f"{error} {sentence_of(log.read())}") from None
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def wait_until_ready(process: subprocess.Popen[bytes], port: int) -> None:
+    """Wait until the server is healthy."""
+    end = time.monotonic() + LONGEST_START
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            raise RuntimeError(f"the server ended with status {process.returncode}:")
+        with contextlib.suppress(OSError):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+            connection.request("GET", "/health")
+            if connection.getresponse().status == 200:
+                return
+        time.sleep(0.5)
+    raise RuntimeError(f"the server did not answer for {LONGEST_START:.0f} seconds:")
+
+
+def complete(port: int, prompt: list[int], tokens: int) -> int:
+    """Ask for a completion, and return how many tokens it has."""
+    body = {"model": "model", "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+    connection.request(
+        "POST", "/v1/completions", json.dumps({**body, "ignore_eos": True}),
+        {"Content-Type": "application/json"},
+    )  # fmt: skip
+    answer: dict[str, Any] = json.loads(connection.getresponse().read())
+    if "usage" not in answer:
+        raise RuntimeError(f"the server refused: {answer}")
+    return int(answer["usage"]["completion_tokens"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("mode", choices=MODES)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    start = time.perf_counter()
+    with server(str(options.folder), options.mode) as port, ThreadPoolExecutor(32) as clients:
+        seconds = round(time.perf_counter() - start, 1)
+
+        def answer(asked: list[list[int]], tokens: int) -> int:
+            return sum(clients.map(lambda prompt: complete(port, prompt, tokens), asked))
+
+        asked = prompts()
+        rates = {
+            "all": tokens_per_second(answer, asked, options.tokens, options.rounds),
+            "alone": tokens_per_second(answer, asked[:1], options.tokens, options.rounds),
+        }
+    print(json.dumps({**rates, "start": seconds}))
+
+
+if __name__ == "__main__":
+    main()
