@@ -6,6 +6,7 @@ The GPU is emulated (see tests/emulated_gpu). What it cannot show is what only h
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -180,6 +181,42 @@ def test_an_engine_on_the_kernels_of_a_gpu(library: Path) -> None:
         *("portable_attention", "portable_gated", "portable_map", "portable_log_softmax"),
         *("portable_argmax", "portable_top_k", "portable_filter", "portable_draw"),
     }
+
+
+PRODUCT = """
+import sys, torch
+from vllm.fork_ops import library
+assert library.load()
+torch.ops.load_library(sys.argv[1])
+generator = torch.Generator().manual_seed(0)
+weight = torch.randn(80, 300, generator=generator).bfloat16()
+x = torch.randn(5, 300, generator=generator).bfloat16()
+bits = []
+for ops in (torch.ops.vllm_fork, torch.ops.vllm_fork_emulated):
+    packed = ops.pack_weight(weight, None, 4)
+    bits.append(ops.portable_product(x, packed, None, None, 80, 4, torch.float32))
+assert torch.equal(*bits)
+"""
+
+
+@pytest.mark.parametrize(
+    ("cores", "error"),
+    [
+        ("int8", None),
+        ("bfloat16", None),
+        ("float8", "VLLM_FORK_CUDA_TENSOR_CORES=float8 is not a kind of product"),
+    ],
+)
+def test_tensor_cores_can_be_chosen(cores: str, error: str | None, library: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PRODUCT, str(library)],
+        env=os.environ | {"VLLM_FORK_CUDA_TENSOR_CORES": cores},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode == 0) == (error is None), done.stderr
+    assert error is None or error in done.stderr
 
 
 class Platform:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from tests.emulated_gpu.library import EMULATED, NAMESPACE
 
 GPU = torch.device("cuda:0")
+CPU = torch.device("cpu")
 
 _COPIES = ("aten::_to_copy", "aten::copy_")
 _INDEXING = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
@@ -73,27 +74,30 @@ class EmulatedGpu(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = dict(kwargs or {})
-        name = func._schema.name
         leaves = tree_leaves((args, kwargs))
-        has_gpu = any(isinstance(x, GpuTensor) for x in leaves)
-        asked = kwargs.get("device")
-        if not has_gpu and (asked is None or torch.device(asked).type == "cpu"):
+        device = kwargs.get("device")
+        if device != GPU and not any(isinstance(x, GpuTensor) for x in leaves):
             return func(*args, **kwargs)
-        if name not in _COPIES:
-            _check_devices(name, leaves)
-        if name in _WAITS or (name == "aten::_to_copy" and asked == torch.device("cpu")):
+        name = func._schema.name
+        _check_devices(name, leaves)
+        if name in _WAITS or _copies_to_cpu(name, args, device):
             self.waits.append(name)
-        if asked is not None:
-            kwargs["device"] = torch.device("cpu")
+        if device is not None:
+            kwargs["device"] = CPU
         result = _on_gpu(func)(*_held(args), **_held(kwargs))
-        is_on_cpu = asked is not None and torch.device(asked).type == "cpu"
         if name == "aten::copy_":
             return args[0]
-        return result if is_on_cpu else _wrapped(result, leaves)
+        return result if device == CPU else _wrapped(result, leaves)
+
+
+def _copies_to_cpu(name: str, args: tuple[Any, ...], device: torch.device | None) -> bool:
+    if name == "aten::copy_":
+        return not isinstance(args[0], GpuTensor)
+    return name == "aten::_to_copy" and device == CPU
 
 
 def _on_gpu(func: Any) -> Any:
-    """Return the operation of the GPU: of the fork's, the emulated one."""
+    """Return what computes an operation: one of the fork's is the emulated one."""
     namespace, _, name = func._schema.name.partition("::")
     if namespace != "vllm_fork":
         return func
@@ -101,6 +105,8 @@ def _on_gpu(func: Any) -> Any:
 
 
 def _check_devices(name: str, leaves: list[Any]) -> None:
+    if name in _COPIES:
+        return
     others = [
         x
         for x in leaves
