@@ -100,8 +100,11 @@ PARAMS = [
 ]
 
 
-def sampled(device: torch.device | str) -> tuple[Any, list[str]]:
-    """Return what the sampler makes of three rows of logits, and what has waited for the GPU."""
+def sampled(device: torch.device | str, is_cut: bool) -> tuple[Any, list[str]]:
+    """Return what the sampler makes of three rows of logits, and what has waited for the GPU.
+
+    `is_cut`: whether the batch has rows with top_k and top_p.
+    """
     with emulated_gpu() as gpu:
         requests = {str(i): SimpleNamespace(sampling_params=one) for i, one in enumerate(PARAMS)}
         runner: Any = SimpleNamespace(
@@ -110,7 +113,7 @@ def sampled(device: torch.device | str) -> tuple[Any, list[str]]:
             seq_lens=torch.tensor([7, 12, 90, 0], dtype=torch.int32).to(device),
         )
         logits = torch.randn(3, 4096, generator=torch.Generator().manual_seed(0)) * 4
-        logits, metadata = logits.to(device), _metadata(device)
+        logits, metadata = logits.to(device), _metadata(device, is_cut)
         gpu.waits.clear()
         output = PortableSampler(runner, Sampler())(logits, metadata)
         waits = list(gpu.waits)
@@ -122,7 +125,7 @@ def _logprobs(output: Any) -> list[torch.Tensor]:
     return [found.logprob_token_ids, found.logprobs, found.selected_token_ranks]
 
 
-def _metadata(device: torch.device | str) -> SamplingMetadata:
+def _metadata(device: torch.device | str, is_cut: bool) -> SamplingMetadata:
     def column(name: str) -> torch.Tensor:
         return torch.tensor([getattr(one, name) for one in PARAMS]).to(device)
 
@@ -131,8 +134,8 @@ def _metadata(device: torch.device | str) -> SamplingMetadata:
         temperature=column("temperature"),
         all_greedy=False,
         all_random=False,
-        top_p=column("top_p"),
-        top_k=top_k.int().to(device),
+        top_p=column("top_p") if is_cut else None,
+        top_k=top_k.int().to(device) if is_cut else None,
         generators={},
         max_num_logprobs=5,
         logprob_token_ids=None,
@@ -149,9 +152,10 @@ def _metadata(device: torch.device | str) -> SamplingMetadata:
     )
 
 
-def test_the_sampler_chooses_the_same_and_never_waits() -> None:
-    found, waits = sampled(GPU)
-    expected, _ = sampled("cpu")
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_the_sampler_chooses_the_same_and_never_waits(is_cut: bool) -> None:
+    found, waits = sampled(GPU, is_cut)
+    expected, _ = sampled("cpu", is_cut)
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(ours, theirs)
     assert waits == []
