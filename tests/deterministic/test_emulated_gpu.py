@@ -245,7 +245,8 @@ class Platform:
 def prepared(monkeypatch: pytest.MonkeyPatch, capability: int, **arguments: Any) -> EngineArgs:
     monkeypatch.setattr(engine_args, "current_platform", Platform(capability))
     args = EngineArgs(str(MODEL), deterministic=True, dtype="bfloat16", **arguments)
-    engine_args.prepare_engine_args(args, ForkFlags.from_engine_args(args))
+    for _ in range(2):  # vLLM may make a configuration twice
+        engine_args.prepare_engine_args(args, ForkFlags.from_engine_args(args))
     return args
 
 
@@ -271,3 +272,5 @@ def test_attention_of_ones_own_choice_is_refused(monkeypatch: pytest.MonkeyPatch
     chosen = AttentionBackendEnum.FLASH_ATTN
     with emulated_gpu(), pytest.raises(ValueError, match="an attention backend, since it has its"):
         prepared(monkeypatch, 90, attention_backend=chosen)
+    with emulated_gpu(), pytest.raises(ValueError, match="moe_backend='cutlass', since it has its"):
+        prepared(monkeypatch, 90, moe_backend="cutlass")

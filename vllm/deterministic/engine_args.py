@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
+_REPLACED = (AttentionBackendEnum.TRITON_ATTN, "TRITON_ATTN")
+_REPLACED_EXPERTS = "triton"
+"""What vLLM makes on GPUs, to be replaced; arguments that were prepared have it already."""
+
 
 def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
     """Choose what the flag needs, in place; nothing without it.
@@ -94,8 +98,8 @@ def _check_platform() -> None:
 
 def _choose_gpu_layers(args: EngineArgs) -> None:
     """Let vLLM make layers of Triton, which tell their numbers before they are replaced."""
-    args.attention_backend = AttentionBackendEnum.TRITON_ATTN
-    args.moe_backend = "triton"
+    args.attention_backend = _REPLACED[0]
+    args.moe_backend = _REPLACED_EXPERTS
 
 
 def _excluded(args: EngineArgs, flags: ForkFlags) -> dict[str, tuple[object, str]]:
@@ -121,10 +125,13 @@ def _excluded(args: EngineArgs, flags: ForkFlags) -> dict[str, tuple[object, str
         "enable_expert_parallel=True": (args.enable_expert_parallel, "it is not specified"),
         "fully_sharded_loras=True": (args.fully_sharded_loras, "it splits adapters' ranks"),
         "an attention backend": (
-            args.attention_backend is not None or args.attention_config.backend is not None,
+            not {args.attention_backend, args.attention_config.backend} <= {None, *_REPLACED},
             "it has its own",
         ),
-        f"moe_backend={args.moe_backend!r}": (args.moe_backend != "auto", "it has its own"),
+        f"moe_backend={args.moe_backend!r}": (
+            args.moe_backend not in ("auto", _REPLACED_EXPERTS),
+            "it has its own",
+        ),
         "kv_transfer_config": (
             args.kv_transfer_config is not None,
             "it expects another KV cache",
