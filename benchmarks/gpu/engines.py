@@ -98,6 +98,15 @@ def tokens_per_second(answer: Answer, asked: list[list[int]], tokens: int, round
     return round(statistics.median(rates[1:]), 1)
 
 
+def rates_of(answer: Answer, tokens: int, rounds: int) -> dict[str, float]:
+    """Return tokens per second for all prompts at once, and for the first of them alone."""
+    asked = prompts()
+    return {
+        "all": tokens_per_second(answer, asked, tokens, rounds),
+        "alone": tokens_per_second(answer, asked[:1], tokens, rounds),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("mode", choices=[*MODES, "transformers"])
@@ -112,11 +121,7 @@ def main() -> None:
     else:
         answer = engine_answers(options.folder, options.mode)
     seconds = round(time.perf_counter() - start, 1)
-    asked = prompts()
-    rates = {
-        "all": tokens_per_second(answer, asked, options.tokens, options.rounds),
-        "alone": tokens_per_second(answer, asked[:1], options.tokens, options.rounds),
-    }
+    rates = rates_of(answer, options.tokens, options.rounds)
     print(json.dumps({**rates, "start": seconds}))
 
 

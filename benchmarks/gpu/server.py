@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.engines import CACHE_BYTES, MODES, MOST_TOKENS, prompts, tokens_per_second
+from benchmarks.gpu.engines import CACHE_BYTES, MODES, MOST_TOKENS, rates_of
 from benchmarks.gpu.measurements import sentence_of
 
 FLAGS: dict[str, list[str]] = {
@@ -108,11 +108,7 @@ def main() -> None:
         def answer(asked: list[list[int]], tokens: int) -> int:
             return sum(clients.map(lambda prompt: complete(port, prompt, tokens), asked))
 
-        asked = prompts()
-        rates = {
-            "all": tokens_per_second(answer, asked, options.tokens, options.rounds),
-            "alone": tokens_per_second(answer, asked[:1], options.tokens, options.rounds),
-        }
+        rates = rates_of(answer, options.tokens, options.rounds)
     print(json.dumps({**rates, "start": seconds}))
 
 

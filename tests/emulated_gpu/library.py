@@ -30,9 +30,15 @@ _SOURCES = (
     *(f"cuda/portable_{name}.cu" for name in ("norm", "product", "rotary")),
 )
 
-_OPTIONS = (
+EMULATION = (
     *("-std=c++20", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
-    *("-U_FORTIFY_SOURCE", "-DVLLM_FORK_EMULATE_CUDA", "-fPIC", "-fvisibility=hidden"),
+    *("-U_FORTIFY_SOURCE", "-DVLLM_FORK_EMULATE_CUDA", "-fPIC"),
+)
+"""Options of g++ for kernels that are emulated."""
+
+_OPTIONS = (
+    *EMULATION,
+    "-fvisibility=hidden",
     *("-DTORCH_TARGET_VERSION=0x020B000000000000", f"-Dvllm_fork={NAMESPACE}"),
 )
 
@@ -55,17 +61,8 @@ def load_emulated_ops(folder: Path) -> Path:
             _finish(running.pop(0))
     library = folder / "emulated_ops.so"
     objects = [str(_object(source, folder)) for source in _SOURCES]
-    _finish(
-        _start(
-            "-shared",
-            *objects,
-            "-o",
-            str(library),
-            f"-L{library_paths()[0]}",
-            "-ltorch_cpu",
-            "-lc10",
-        )
-    )
+    libraries = [f"-L{library_paths()[0]}", "-ltorch_cpu", "-lc10"]
+    _finish(_start("-shared", *objects, "-o", str(library), *libraries))
     torch.ops.load_library(str(library))
     return library
 

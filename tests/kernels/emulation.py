@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-CSRC = Path(__file__).parents[2] / "csrc"
+from tests.emulated_gpu.library import CSRC, EMULATION
+
 OPTIONS = (
-    *("-std=c++20", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
-    *("-U_FORTIFY_SOURCE", "-DVLLM_FORK_EMULATE_CUDA", "-fPIC", "-shared"),
+    *(*EMULATION, "-shared"),
     *("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", f"-I{CSRC}"),
 )
 

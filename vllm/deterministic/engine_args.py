@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vllm.fork.attention_backend import chosen_backends
 from vllm.fork.model_config import config_of
 from vllm.fork_ops.portable_product import has_kernels
 from vllm.hf_numerics.dtype import hf_dtype
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-_REPLACED = (AttentionBackendEnum.TRITON_ATTN, "TRITON_ATTN")
+_REPLACED = AttentionBackendEnum.TRITON_ATTN
 _REPLACED_EXPERTS = "triton"
 """What vLLM makes on GPUs, to be replaced; arguments that were prepared have it already."""
 
@@ -98,7 +99,7 @@ def _check_platform() -> None:
 
 def _choose_gpu_layers(args: EngineArgs) -> None:
     """Let vLLM make layers of Triton, which tell their numbers before they are replaced."""
-    args.attention_backend = _REPLACED[0]
+    args.attention_backend = _REPLACED
     args.moe_backend = _REPLACED_EXPERTS
 
 
@@ -125,7 +126,7 @@ def _excluded(args: EngineArgs, flags: ForkFlags) -> dict[str, tuple[object, str
         "enable_expert_parallel=True": (args.enable_expert_parallel, "it is not specified"),
         "fully_sharded_loras=True": (args.fully_sharded_loras, "it splits adapters' ranks"),
         "an attention backend": (
-            not {args.attention_backend, args.attention_config.backend} <= {None, *_REPLACED},
+            chosen_backends(args) - {_REPLACED},
             "it has its own",
         ),
         f"moe_backend={args.moe_backend!r}": (

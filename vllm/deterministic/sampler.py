@@ -52,7 +52,7 @@ class PortableSampler(Sampler):
         runner = self._runner
         requests = [runner.requests[req_id] for req_id in runner.input_batch.req_ids]
         if not requests:  # vLLM measures the memory of a step with logits of nobody
-            self._positions = torch.zeros(len(num_drafts), dtype=torch.int64)
+            self._positions = torch.zeros(len(num_drafts), dtype=torch.int64, device=runner.device)
             self._params = [SamplingParams()] * len(num_drafts)
             return requests
         lengths = runner.seq_lens[: len(requests)].long()
@@ -144,9 +144,7 @@ class PortableSampler(Sampler):
             int(torch.randint(1 << 62, ())) if params.seed is None else params.seed
             for params in self._params
         ]
-        drawn = portable_draw(
-            logits, torch.tensor(seeds, device=logits.device), self._positions.to(logits.device)
-        )
+        drawn = portable_draw(logits, torch.tensor(seeds, device=logits.device), self._positions)
         is_greedy = _temperatures(metadata) == 0
         # A row without a finite maximum has no distribution.
         return torch.where(is_greedy | (drawn < 0), self.greedy_sample(logits), drawn)
