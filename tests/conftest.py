@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -48,6 +49,14 @@ def hf_model() -> PreTrainedModel:
 def engine() -> Iterator[LLM]:
     with bundled_engine() as llm:
         yield llm
+
+
+@pytest.fixture(scope="session")
+def emulated_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The CUDA ops for tensors on the CPU, loaded; compiling them takes a minute."""
+    from tests.emulated_gpu.library import load_emulated_ops
+
+    return load_emulated_ops(tmp_path_factory.mktemp("emulated"))
 
 
 @pytest.fixture(scope="session")

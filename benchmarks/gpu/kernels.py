@@ -4,9 +4,10 @@
     python -m benchmarks.gpu.kernels attention 8B --device cuda
 
 Products are those of a layer's matrices in bfloat16, with few rows as in decoding and many as in
-prompts; PyTorch's are cuBLAS'. Attention is causal over one prompt, or of one token of each of some
-requests; PyTorch's (``scaled_dot_product_attention``) gets keys and values in one piece. Both sides
-take turns, and on a GPU are timed by its events; printed are medians in microseconds, as JSON.
+prompts; PyTorch's are cuBLAS'. In decoding they are timed after a norm, too, which makes the rows'
+digits. Attention is causal over one prompt, or of one token of each of some requests; PyTorch's
+(``scaled_dot_product_attention``) gets keys and values in one piece. Both sides take turns, and on a
+GPU are timed by its events; printed are medians in microseconds, as JSON.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ from vllm.fork_ops.portable_attention import (
     portable_append,
     portable_attention,
 )
+from vllm.fork_ops.portable_norm import portable_rms_norm
 from vllm.fork_ops.portable_product import (
+    PackedWeight,
     channel_statistics,
     equalising_exponents,
     pack_weight,
@@ -42,6 +45,9 @@ BATCHES = (1, 8, 32)
 BLOCK_SIZE = 16
 MAX_ERROR = 1e-2
 """Relative, of bfloat16 results: another formula would be far above it."""
+
+AFTER_NORMS = ("qkv", "gate_up")
+"""Matrices."""
 
 WORKING_SET = 200 << 20
 """Bytes of weights that calls go round, so that no cache keeps them, as in a model of layers."""
@@ -102,7 +108,27 @@ def products(name: str, device: torch.device, rounds: int) -> dict[str, Any]:
                 "torch": lambda i, x=x, w=weights: functional.linear(x, w[i % len(w)]),  # type: ignore[misc]
             }
             found[f"{matrix}, {rows}"] = compare(sides, device, rounds)
+            if matrix in AFTER_NORMS and rows in DECODE_ROWS:
+                sides = after_norm(x, packed, weights)
+                found[f"norm and {matrix}, {rows}"] = compare(sides, device, rounds)
     return found
+
+
+def after_norm(
+    x: torch.Tensor, packed: list[PackedWeight], weights: list[torch.Tensor]
+) -> dict[str, Side]:
+    """Return both sides for the product of normed rows."""
+    scale = torch.ones(x.shape[1], dtype=x.dtype, device=x.device)
+
+    def portable(i: int) -> torch.Tensor:
+        weight = packed[i % len(packed)]
+        return portable_product(portable_rms_norm(x, scale, consumer=weight), weight)
+
+    def theirs(i: int) -> torch.Tensor:
+        normed = functional.rms_norm(x, scale.shape, scale, 1e-6)
+        return functional.linear(normed, weights[i % len(weights)])
+
+    return {"portable": portable, "torch": theirs}
 
 
 def attention(name: str, device: torch.device, rounds: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ constexpr const char* kEqualise = "equalising_exponents";
 constexpr const char* kPack = "pack_weight";
 constexpr const char* kUnpack = "unpack_weight";
 constexpr const char* kProduct = "portable_product";
+constexpr const char* kDigitsProduct = "portable_digits_product";
 constexpr const char* kPartials = "sum_partials";
 
 const torch::stable::Device kCpu(torch::headeronly::DeviceType::CPU);
@@ -86,6 +87,11 @@ void check_packed(const char* op, const Tensor& packed, const ProductShape& shap
         ": packed must start at a multiple of ", kPackedAlignment, " bytes.");
 }
 
+void check_rows(const char* op, int64_t rows, int64_t most_rows) {
+  check(0 < rows && rows <= most_rows, op, ": rows must be in 1..", most_rows, ", but are ", rows,
+        ".");
+}
+
 }  // namespace
 
 void check_channel_statistics(const Tensor& weight) { check_weight(kStatistics, weight); }
@@ -134,6 +140,30 @@ void check_portable_product(const Tensor& x, const Tensor& packed,
   check_exponents(kProduct, exponents, shape.inputs);
   check_bias(kProduct, bias, shape.outputs);
   check_result_type(kProduct, dtype);
+}
+
+void check_digit_rows(const char* op, const Tensor& x, int64_t rows, int64_t most_rows,
+                      const std::optional<Tensor>& exponents, const ProductShape& shape) {
+  check_rows(op, rows, most_rows);
+  check_shape(op, shape);
+  check_same_device(op, "exponents", exponents, x);
+  check_exponents(op, exponents, shape.inputs);
+}
+
+void check_digits_product(const Tensor& packed, const std::optional<Tensor>& bias, int64_t rows,
+                          int64_t most_rows, const ProductShape& shape, ScalarType dtype,
+                          PackedBytes packed_bytes) {
+  check_rows(kDigitsProduct, rows, most_rows);
+  check_packed(kDigitsProduct, packed, shape, packed_bytes);
+  check_same_device(kDigitsProduct, "bias", bias, packed);
+  check_bias(kDigitsProduct, bias, shape.outputs);
+  check_result_type(kDigitsProduct, dtype);
+}
+
+void check_digits(const Tensor& digits, const Tensor& packed, int64_t bytes) {
+  check_same_device(kDigitsProduct, "digits", digits, packed);
+  check_entries(kDigitsProduct, "digits", digits, ScalarType::Byte, bytes,
+                "bytes that digits of so many rows for this weight take");
 }
 
 void check_sum_partials(const Tensor& partials, const std::optional<Tensor>& bias,

@@ -22,6 +22,14 @@ void check_portable_product(const Tensor& x, const Tensor& packed,
                             const std::optional<Tensor>& exponents,
                             const std::optional<Tensor>& bias, const ProductShape& shape,
                             ScalarType dtype, PackedBytes packed_bytes);
+
+// Of ops that make the digits of `rows` rows, for a product with a weight of this shape.
+void check_digit_rows(const char* op, const Tensor& x, int64_t rows, int64_t most_rows,
+                      const std::optional<Tensor>& exponents, const ProductShape& shape);
+void check_digits_product(const Tensor& packed, const std::optional<Tensor>& bias, int64_t rows,
+                          int64_t most_rows, const ProductShape& shape, ScalarType dtype,
+                          PackedBytes packed_bytes);
+void check_digits(const Tensor& digits, const Tensor& packed, int64_t bytes);
 void check_sum_partials(const Tensor& partials, const std::optional<Tensor>& bias,
                         ScalarType dtype);
 

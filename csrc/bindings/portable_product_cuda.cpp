@@ -1,6 +1,6 @@
 // The CUDA implementation of the portable product's ops: the torch side of cuda/portable_product.cu.
 //
-// What is computed for every token, portable_product and sum_partials, is queued and not waited for.
+// What is computed for every token, the products and sum_partials, is queued and not waited for.
 // What is done once to a weight waits where its values are checked.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -15,6 +15,7 @@
 #include "cuda_device.h"
 #include "formats.h"
 #include "portable_product_checks.h"
+#include "portable_product_cuda.h"
 
 namespace vllm_fork {
 namespace {
@@ -122,6 +123,21 @@ Tensor portable_product(Tensor x, Tensor packed, std::optional<Tensor> exponents
   return result;
 }
 
+Tensor portable_digits_product(Tensor digits, Tensor packed, std::optional<Tensor> bias,
+                               int64_t rows, int64_t outputs, int64_t inputs, int64_t segments,
+                               ScalarType dtype) {
+  const ProductShape shape{outputs, inputs, segments};
+  check_digits_product(packed, bias, rows, kMostRowsAtOnce, shape, dtype, packed_weight_bytes);
+  const Multiprocessors gpu = multiprocessors_of(packed);
+  check_digits(digits, packed, product_workspace_bytes(shape, rows, gpu));
+  const DeviceGuard guard(packed.get_device_index());
+  Tensor result = torch::stable::new_empty(packed, {rows, outputs}, dtype);
+  STD_CUDA_CHECK(launch_product_of_digits(shape, rows, packed.const_data_ptr<uint8_t>(),
+                                          digits.mutable_data_ptr<uint8_t>(),
+                                          result_in(result, bias), gpu, current_stream(packed)));
+  return result;
+}
+
 Tensor sum_partials(Tensor partials, std::optional<Tensor> bias, ScalarType dtype) {
   check_sum_partials(partials, bias, dtype);
   const DeviceGuard guard(partials.get_device_index());
@@ -134,6 +150,17 @@ Tensor sum_partials(Tensor partials, std::optional<Tensor> bias, ScalarType dtyp
 }
 
 }  // namespace
+
+RowDigits new_digits(const char* op, const Tensor& x, int64_t rows,
+                     const std::optional<Tensor>& exponents, const ProductShape& shape) {
+  check_digit_rows(op, x, rows, kMostRowsAtOnce, exponents, shape);
+  const Multiprocessors gpu = multiprocessors_of(x);
+  Tensor memory = torch::stable::new_empty(x, {product_workspace_bytes(shape, rows, gpu)},
+                                           ScalarType::Byte);
+  auto* start = memory.mutable_data_ptr<uint8_t>();
+  return {memory, digit_target(shape, rows, exponents_of(exponents), start, gpu)};
+}
+
 }  // namespace vllm_fork
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CUDA, library) {
@@ -142,5 +169,6 @@ STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CUDA, library) {
   library.impl("pack_weight", TORCH_BOX(&vllm_fork::pack_weight));
   library.impl("unpack_weight", TORCH_BOX(&vllm_fork::unpack_weight));
   library.impl("portable_product", TORCH_BOX(&vllm_fork::portable_product));
+  library.impl("portable_digits_product", TORCH_BOX(&vllm_fork::portable_digits_product));
   library.impl("sum_partials", TORCH_BOX(&vllm_fork::sum_partials));
 }

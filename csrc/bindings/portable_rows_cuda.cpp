@@ -1,11 +1,12 @@
-// The CUDA implementations of portable_map, portable_gated, portable_norm, portable_rotary_table and
-// portable_rotate: the torch side of cuda/portable_functions.cu, portable_norm.cu and
-// portable_rotary.cu.
+// The CUDA implementations of portable_map, portable_gated, portable_norm, those that make digits for
+// a product as well, portable_rotary_table and portable_rotate: the torch side of
+// cuda/portable_functions.cu, portable_norm.cu and portable_rotary.cu.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "../cuda/portable_functions.h"
@@ -14,6 +15,7 @@
 #include "cuda_device.h"
 #include "formats.h"
 #include "portable_checks.h"
+#include "portable_product_cuda.h"
 
 namespace vllm_fork {
 namespace {
@@ -28,17 +30,59 @@ Tensor portable_map(Tensor x, std::string function) {
   return result;
 }
 
+using TensorAndDigits = std::tuple<Tensor, Tensor>;
+
+int64_t rows_of(const Tensor& tensor) {
+  const int64_t size = tensor.size(-1);
+  return size == 0 ? 0 : tensor.numel() / size;
+}
+
+TensorAndDigits portable_map_digits(Tensor x, std::string function,
+                                    std::optional<Tensor> exponents, int64_t outputs,
+                                    int64_t segments) {
+  constexpr const char* kOp = "portable_map_digits";
+  const Function chosen = function_named(kOp, function);
+  check_map(x);
+  check(x.dim() >= 1, kOp, ": x must have rows.");
+  const DeviceGuard guard(x.get_device_index());
+  const RowDigits digits =
+      new_digits(kOp, x, rows_of(x), exponents, {outputs, x.size(-1), segments});
+  Tensor result = torch::stable::empty_like(x);
+  STD_CUDA_CHECK(launch_portable_map_digits(x.data_ptr(), result.data_ptr(), format_of(x), chosen,
+                                            digits.target, current_stream(x)));
+  return {result, digits.memory};
+}
+
+Tensor gated_result(const Tensor& x) {
+  std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
+  shape.back() /= 2;
+  return torch::stable::new_empty(x, shape);
+}
+
 Tensor portable_gated(Tensor x, std::string function) {
   const Function chosen = function_named("portable_gated", function);
   check_gated(x);
   const DeviceGuard guard(x.get_device_index());
-  std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
-  const int64_t half = shape.back() /= 2;
-  Tensor result = torch::stable::new_empty(x, shape);
-  const int64_t rows = half == 0 ? 0 : result.numel() / half;
-  STD_CUDA_CHECK(launch_portable_gated(x.data_ptr(), result.data_ptr(), format_of(x), rows, half,
-                                       chosen, current_stream(x)));
+  Tensor result = gated_result(x);
+  STD_CUDA_CHECK(launch_portable_gated(x.data_ptr(), result.data_ptr(), format_of(x),
+                                       rows_of(result), result.size(-1), chosen,
+                                       current_stream(x)));
   return result;
+}
+
+TensorAndDigits portable_gated_digits(Tensor x, std::string function,
+                                      std::optional<Tensor> exponents, int64_t outputs,
+                                      int64_t segments) {
+  constexpr const char* kOp = "portable_gated_digits";
+  const Function chosen = function_named(kOp, function);
+  check_gated(x);
+  const DeviceGuard guard(x.get_device_index());
+  const RowDigits digits =
+      new_digits(kOp, x, rows_of(x), exponents, {outputs, x.size(-1) / 2, segments});
+  Tensor result = gated_result(x);
+  STD_CUDA_CHECK(launch_portable_gated_digits(x.data_ptr(), result.data_ptr(), format_of(x), chosen,
+                                              digits.target, current_stream(x)));
+  return {result, digits.memory};
 }
 
 NormParameter parameter_of(const std::optional<Tensor>& tensor) {
@@ -46,27 +90,62 @@ NormParameter parameter_of(const std::optional<Tensor>& tensor) {
   return {tensor->data_ptr(), format_of(*tensor)};
 }
 
+// The arguments of a norm, which are checked; `result` is its own.
+struct NormArguments {
+  const Tensor& x;
+  const std::optional<Tensor>& residual;
+  const std::optional<Tensor>& weight;
+  const std::optional<Tensor>& bias;
+  double epsilon;
+  double weight_offset;
+  bool is_centred;
+
+  void check() const {
+    check_norm(x, residual, weight, bias, epsilon);
+    check_devices("portable_norm", "x", x,
+                  {{"residual", residual}, {"weight", weight}, {"bias", bias}});
+  }
+
+  NormTask task(const Tensor& result) const {
+    return {x.data_ptr(),
+            residual ? residual->data_ptr() : nullptr,
+            result.data_ptr(),
+            format_of(x),
+            rows_of(x),
+            x.size(-1),
+            parameter_of(weight),
+            parameter_of(bias),
+            static_cast<float>(weight_offset),
+            static_cast<float>(epsilon),
+            is_centred};
+  }
+};
+
 Tensor portable_norm(Tensor x, std::optional<Tensor> residual, std::optional<Tensor> weight,
                      std::optional<Tensor> bias, double epsilon, double weight_offset,
                      bool is_centred) {
-  check_norm(x, residual, weight, bias, epsilon);
-  check_devices("portable_norm", "x", x,
-                {{"residual", residual}, {"weight", weight}, {"bias", bias}});
+  const NormArguments norm{x, residual, weight, bias, epsilon, weight_offset, is_centred};
+  norm.check();
   const DeviceGuard guard(x.get_device_index());
   Tensor result = torch::stable::empty_like(x);
-  const NormTask task{x.data_ptr(),
-                      residual ? residual->data_ptr() : nullptr,
-                      result.data_ptr(),
-                      format_of(x),
-                      x.numel() / x.size(-1),
-                      x.size(-1),
-                      parameter_of(weight),
-                      parameter_of(bias),
-                      static_cast<float>(weight_offset),
-                      static_cast<float>(epsilon),
-                      is_centred};
-  STD_CUDA_CHECK(launch_portable_norm(task, current_stream(x)));
+  STD_CUDA_CHECK(launch_portable_norm(norm.task(result), current_stream(x)));
   return result;
+}
+
+TensorAndDigits portable_norm_digits(Tensor x, std::optional<Tensor> residual,
+                                     std::optional<Tensor> weight, std::optional<Tensor> bias,
+                                     double epsilon, double weight_offset, bool is_centred,
+                                     std::optional<Tensor> exponents, int64_t outputs,
+                                     int64_t segments) {
+  const NormArguments norm{x, residual, weight, bias, epsilon, weight_offset, is_centred};
+  norm.check();
+  const DeviceGuard guard(x.get_device_index());
+  const RowDigits digits = new_digits("portable_norm_digits", x, rows_of(x), exponents,
+                                      {outputs, x.size(-1), segments});
+  Tensor result = torch::stable::empty_like(x);
+  STD_CUDA_CHECK(
+      launch_portable_norm_digits(norm.task(result), digits.target, current_stream(x)));
+  return {result, digits.memory};
 }
 
 Tensor portable_rotary_table(Tensor frequencies, int64_t positions, double scale) {
@@ -103,8 +182,11 @@ void portable_rotate(Tensor x, Tensor positions, Tensor table, bool is_interleav
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CUDA, library) {
   library.impl("portable_map", TORCH_BOX(&vllm_fork::portable_map));
+  library.impl("portable_map_digits", TORCH_BOX(&vllm_fork::portable_map_digits));
   library.impl("portable_gated", TORCH_BOX(&vllm_fork::portable_gated));
+  library.impl("portable_gated_digits", TORCH_BOX(&vllm_fork::portable_gated_digits));
   library.impl("portable_norm", TORCH_BOX(&vllm_fork::portable_norm));
+  library.impl("portable_norm_digits", TORCH_BOX(&vllm_fork::portable_norm_digits));
   library.impl("portable_rotary_table", TORCH_BOX(&vllm_fork::portable_rotary_table));
   library.impl("portable_rotate", TORCH_BOX(&vllm_fork::portable_rotate));
 }

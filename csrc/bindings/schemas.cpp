@@ -23,10 +23,23 @@ STABLE_TORCH_LIBRARY(vllm_fork, library) {
   library.def(
       "portable_product(Tensor x, Tensor packed, Tensor? exponents, Tensor? bias, int outputs, "
       "int segments, ScalarType dtype) -> Tensor");
+  library.def(
+      "portable_digits_product(Tensor(a!) digits, Tensor packed, Tensor? bias, int rows, "
+      "int outputs, int inputs, int segments, ScalarType dtype) -> Tensor");
   library.def("sum_partials(Tensor partials, Tensor? bias, ScalarType dtype) -> Tensor");
   library.def("cpu_isa() -> str");
   library.def("portable_map(Tensor x, str function) -> Tensor");
   library.def("portable_gated(Tensor x, str function) -> Tensor");
+  library.def(
+      "portable_map_digits(Tensor x, str function, Tensor? exponents, int outputs, int segments) "
+      "-> (Tensor, Tensor)");
+  library.def(
+      "portable_gated_digits(Tensor x, str function, Tensor? exponents, int outputs, "
+      "int segments) -> (Tensor, Tensor)");
+  library.def(
+      "portable_norm_digits(Tensor x, Tensor(a!)? residual, Tensor? weight, Tensor? bias, "
+      "float epsilon, float weight_offset, bool is_centred, Tensor? exponents, int outputs, "
+      "int segments) -> (Tensor, Tensor)");
   library.def(
       "portable_norm(Tensor x, Tensor(a!)? residual, Tensor? weight, Tensor? bias, float epsilon, "
       "float weight_offset, bool is_centred) -> Tensor");

@@ -31,6 +31,21 @@ __device__ __forceinline__ void read_octet(const T* from, int count, T (&to)[kOc
   for (int i = 0; i < kOctet; ++i) to[i] = i < count ? from[i] : T{};
 }
 
+// Writes the first `count` of eight things, in few stores if their place allows.
+template <typename T>
+__device__ __forceinline__ void write_octet(T* to, int count, const T (&from)[kOctet]) {
+  constexpr size_t kAlignment = sizeof from < 16 ? sizeof from : 16;
+  if (count >= kOctet && reinterpret_cast<uintptr_t>(to) % kAlignment == 0) {
+    void* start = to;  // nvcc 13.0 fails with a pointer of another type
+    memcpy(__builtin_assume_aligned(start, kAlignment), from, sizeof from);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kOctet; ++i) {
+    if (i < count) to[i] = from[i];
+  }
+}
+
 template <typename Number>
 __device__ __forceinline__ void read_values(const Number* from, int count,
                                             float (&values)[kOctet]) {

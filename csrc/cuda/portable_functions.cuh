@@ -6,6 +6,7 @@
 #include "../portable/activations.h"
 #include "numbers.cuh"
 #include "portable_functions.h"
+#include "quantise_rows.cuh"
 
 namespace vllm_fork {
 
@@ -58,6 +59,56 @@ __global__ void __launch_bounds__(kMapThreads)
   }
 }
 
+// Rounds activations, writes the first `count` of them, and leaves zeros in place of the others.
+template <typename Number>
+__device__ __forceinline__ void keep_values(Number* result, int count, float (&values)[kOctet]) {
+  Number numbers[kOctet];
+#pragma unroll
+  for (int i = 0; i < kOctet; ++i) {
+    numbers[i] = narrow<Number>(values[i]);
+    values[i] = i < count ? widen(numbers[i]) : 0.0f;
+  }
+  write_octet(result, count, numbers);
+}
+
+// Rows of functions of numbers, as quantise_rows takes rows: they are computed when they are read,
+// and written, too.
+template <typename Number>
+struct MappedRows {
+  const Number* x;
+  Number* result;
+  int64_t size;
+  Function function;
+
+  __device__ __forceinline__ void read(int64_t row, int64_t channel, int count,
+                                       float (&values)[kOctet]) const {
+    read_values(x + row * size + channel, count, values);
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) values[i] = function_of(function, values[i]);
+    keep_values(result + row * size + channel, count, values);
+  }
+};
+
+// The same of gated activations.
+template <typename Number>
+struct GatedRows {
+  const Number* x;
+  Number* result;
+  int64_t half;
+  Function function;
+
+  __device__ __forceinline__ void read(int64_t row, int64_t channel, int count,
+                                       float (&values)[kOctet]) const {
+    const Number* gates = x + row * 2 * half + channel;
+    float others[kOctet];
+    read_values(gates, count, values);
+    read_values(gates + half, count, others);
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) values[i] = function_of(function, values[i]) * others[i];
+    keep_values(result + row * half + channel, count, values);
+  }
+};
+
 cudaError_t launch_portable_map(const void* x, void* result, Format format, int64_t count,
                                 Function function, cudaStream_t stream) {
   if (count == 0) return cudaSuccess;
@@ -79,6 +130,30 @@ cudaError_t launch_portable_gated(const void* x, void* result, Format format, in
     return launch(grid, kMapThreads, 0, stream, gated_kernel<Number>,
                   static_cast<const Number*>(x), static_cast<Number*>(result), half, pieces,
                   function);
+  });
+}
+
+cudaError_t launch_portable_map_digits(const void* x, void* result, Format format,
+                                       Function function, const DigitTarget& target,
+                                       cudaStream_t stream) {
+  if (target.rows == 0) return cudaSuccess;
+  return with_number(format, [&](auto number) {
+    using Number = decltype(number);
+    const MappedRows<Number> rows{static_cast<const Number*>(x), static_cast<Number*>(result),
+                                  target.shape.inputs, function};
+    return quantise_rows(target, rows, stream);
+  });
+}
+
+cudaError_t launch_portable_gated_digits(const void* x, void* result, Format format,
+                                         Function function, const DigitTarget& target,
+                                         cudaStream_t stream) {
+  if (target.rows == 0) return cudaSuccess;
+  return with_number(format, [&](auto number) {
+    using Number = decltype(number);
+    const GatedRows<Number> rows{static_cast<const Number*>(x), static_cast<Number*>(result),
+                                 target.shape.inputs, function};
+    return quantise_rows(target, rows, stream);
   });
 }
 

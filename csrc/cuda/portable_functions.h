@@ -5,6 +5,7 @@
 
 #include "../portable/functions.h"
 #include "../portable/number_formats.h"
+#include "digit_target.h"
 #include "runtime.h"
 
 namespace vllm_fork {
@@ -16,5 +17,15 @@ cudaError_t launch_portable_map(const void* x, void* result, Format format, int6
 // x [rows, 2 * half], result [rows, half]: function(x[i, j]) * x[i, half + j].
 cudaError_t launch_portable_gated(const void* x, void* result, Format format, int64_t rows,
                                   int64_t half, Function function, cudaStream_t stream);
+
+// The same, and the digits of the results for a product: x [target.rows, target.shape.inputs] ...
+cudaError_t launch_portable_map_digits(const void* x, void* result, Format format,
+                                       Function function, const DigitTarget& target,
+                                       cudaStream_t stream);
+
+// ... and x [target.rows, 2 * target.shape.inputs].
+cudaError_t launch_portable_gated_digits(const void* x, void* result, Format format,
+                                         Function function, const DigitTarget& target,
+                                         cudaStream_t stream);
 
 }  // namespace vllm_fork

@@ -4,9 +4,12 @@
 // Specification: docs/numerics/operations.md, "Sums" and "Norms".
 #pragma once
 
+#include <type_traits>
+
 #include "../portable/lane_sum.h"
 #include "numbers.cuh"
 #include "portable_norm.h"
+#include "quantise_rows.cuh"
 
 namespace vllm_fork {
 
@@ -121,26 +124,75 @@ struct NormRow {
 
 constexpr int kNormThreads = kSumLanes;
 
+template <int kThreads>
+inline constexpr int kNormRows = kNormThreads / kThreads;  // of a block of threads
+
+template <int kThreads>
+__device__ __forceinline__ int64_t norm_row() {
+  return int64_t{blockIdx.x} * kNormRows<kThreads> + threadIdx.x / kThreads;
+}
+
 template <typename Number, int kThreads>
 __global__ void __launch_bounds__(kNormThreads) norm_kernel(NormTask task) {
-  constexpr int kRows = kNormThreads / kThreads;
-  const int64_t row = int64_t{blockIdx.x} * kRows + threadIdx.x / kThreads;
+  const int64_t row = norm_row<kThreads>();
   if (row < task.rows) NormRow<Number, kThreads>(task, row).normalise();
 }
 
+// What a row's threads have written, all of them see afterwards.
 template <int kThreads>
-cudaError_t launch_norm(const NormTask& task, cudaStream_t stream) {
-  constexpr int kRows = kNormThreads / kThreads;
-  const dim3 grid(static_cast<unsigned int>((task.rows + kRows - 1) / kRows));
+__device__ __forceinline__ void wait_for_row() {
+  if constexpr (kThreads == kWarp) {
+    __syncwarp();
+  } else {
+    __syncthreads();
+  }
+}
+
+template <typename Number, int kThreads>
+__global__ void __launch_bounds__(kNormThreads)
+    norm_digits_kernel(NormTask task, DigitTarget target) {
+  clear_counters(target);
+  const int64_t row = norm_row<kThreads>();
+  if (row >= task.rows) return;
+  NormRow<Number, kThreads>(task, row).normalise();
+  wait_for_row<kThreads>();
+  const StoredRows<Number> results{static_cast<const Number*>(task.result), task.size};
+  const StepCounts counts(target.shape);
+  const int warp = static_cast<int>(threadIdx.x) % kThreads / kWarp;
+  for (int block = warp; block < counts.blocks(); block += kThreads / kWarp) {
+    quantise_block(target, results, row, counts, block);
+  }
+}
+
+// Calls use(a number of the format, the threads of a row) and returns what it does.
+template <typename Use>
+cudaError_t with_norm(const NormTask& task, const Use& use) {
   return with_number(task.format, [&](auto number) {
-    return launch(grid, kNormThreads, 0, stream, norm_kernel<decltype(number), kThreads>, task);
+    return task.size <= kSumLanes ? use(number, std::integral_constant<int, kWarp>())
+                                  : use(number, std::integral_constant<int, kNormThreads>());
   });
+}
+
+template <int kThreads>
+dim3 norm_grid(const NormTask& task) {
+  return dim3(static_cast<unsigned int>(divide_up(task.rows, kNormRows<kThreads>)));
 }
 
 cudaError_t launch_portable_norm(const NormTask& task, cudaStream_t stream) {
   if (task.rows == 0) return cudaSuccess;
-  return task.size <= kSumLanes ? launch_norm<kWarp>(task, stream)
-                                : launch_norm<kNormThreads>(task, stream);
+  return with_norm(task, [&](auto number, auto threads) {
+    return launch(norm_grid<threads>(task), kNormThreads, 0, stream,
+                  norm_kernel<decltype(number), threads>, task);
+  });
+}
+
+cudaError_t launch_portable_norm_digits(const NormTask& task, const DigitTarget& target,
+                                        cudaStream_t stream) {
+  if (task.rows == 0) return cudaSuccess;
+  return with_norm(task, [&](auto number, auto threads) {
+    return launch(norm_grid<threads>(task), kNormThreads, 0, stream,
+                  norm_digits_kernel<decltype(number), threads>, task, target);
+  });
 }
 
 }  // namespace vllm_fork

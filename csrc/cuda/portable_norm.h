@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "../portable/number_formats.h"
+#include "digit_target.h"
 #include "runtime.h"
 
 namespace vllm_fork {
@@ -29,5 +30,9 @@ struct NormTask {
 };
 
 cudaError_t launch_portable_norm(const NormTask& task, cudaStream_t stream);
+
+// The same, and the digits of the results for a product.
+cudaError_t launch_portable_norm_digits(const NormTask& task, const DigitTarget& target,
+                                        cudaStream_t stream);
 
 }  // namespace vllm_fork

@@ -21,6 +21,21 @@ cudaError_t launch_portable_product(const ProductShape& shape, const ProductRows
   return multiply_rows(shape, x, packed, workspace, result, gpu, stream);
 }
 
+DigitTarget digit_target(const ProductShape& shape, int64_t rows, const int8_t* equalised,
+                         uint8_t* workspace, const Multiprocessors& gpu) {
+  const ProductPlan plan = plan_on(shape, rows, gpu);
+  auto* counters = reinterpret_cast<int32_t*>(workspace + plan.digits_bytes);
+  return {shape, rows, equalised, workspace, counters, plan.counters};
+}
+
+cudaError_t launch_product_of_digits(const ProductShape& shape, int64_t rows,
+                                     const uint8_t* packed, uint8_t* workspace,
+                                     const ProductResult& result, const Multiprocessors& gpu,
+                                     cudaStream_t stream) {
+  if (rows == 0) return cudaSuccess;
+  return multiply_digits(shape, rows, packed, workspace, result, gpu, stream);
+}
+
 cudaError_t launch_sum_partials(const float* partials, int64_t parts, int64_t rows,
                                 int64_t outputs, const ProductResult& result,
                                 cudaStream_t stream) {

@@ -108,48 +108,46 @@ ProductPlan plan_of(const ProductShape& shape, int64_t rows, const Multiprocesso
 // Many rows are multiplied in equal parts, whose digits stay in the GPU's second cache while they are
 // read, and take a bounded amount of memory.
 inline int64_t rows_at_once(int64_t rows) {
-  constexpr int64_t kMost = 1536;
-  if (rows <= kMost) return greatest(rows, 1);
-  return aligned(divide_up(rows, divide_up(rows, kMost)), kRowsOfMany);
+  if (rows <= kMostRowsAtOnce) return greatest(rows, 1);
+  return aligned(divide_up(rows, divide_up(rows, kMostRowsAtOnce)), kRowsOfMany);
+}
+
+inline ProductPlan plan_on(const ProductShape& shape, int64_t rows, const Multiprocessors& gpu) {
+  return with_tile(rows, gpu, [&](auto tile) { return plan_of<decltype(tile)>(shape, rows, gpu); });
 }
 
 inline int64_t product_workspace(const ProductShape& shape, int64_t rows,
                                  const Multiprocessors& gpu) {
-  const auto bytes = [&](int64_t some) {
-    return with_tile(some, gpu, [&](auto tile) {
-      return plan_of<decltype(tile)>(shape, some, gpu).bytes();
-    });
-  };
   const int64_t at_once = rows_at_once(rows);
   const int64_t last = rows - (divide_up(rows, at_once) - 1) * at_once;
-  return greatest(bytes(at_once), bytes(last));  // the last ones may be split more
+  return greatest(plan_on(shape, at_once, gpu).bytes(),
+                  plan_on(shape, last, gpu).bytes());  // the last ones may be split more
 }
 
 // --- launches -----------------------------------------------------------------------------------
-inline cudaError_t quantise(const ProductShape& shape, const ProductRows& x, uint8_t* digits,
-                            int32_t* counters, int64_t num_counters, cudaStream_t stream) {
+inline cudaError_t quantise(const DigitTarget& target, const ProductRows& x,
+                            cudaStream_t stream) {
   return with_number(x.format, [&](auto number) {
     using Number = decltype(number);
-    const RowsOf<Number> rows{static_cast<const Number*>(x.data), x.stride, x.rows, x.equalised};
-    return quantise_rows(shape, rows, digits, counters, num_counters, stream);
+    const StoredRows<Number> rows{static_cast<const Number*>(x.data), x.stride};
+    return quantise_rows(target, rows, stream);
   });
 }
 
+// Multiplies rows whose digits are in the workspace.
 template <class Tile>
-cudaError_t multiply(const ProductShape& shape, const ProductRows& x, const uint8_t* packed,
+cudaError_t multiply(const ProductShape& shape, int64_t rows, const uint8_t* packed,
                      uint8_t* workspace, const ProductResult& result, const Multiprocessors& gpu,
                      cudaStream_t stream) {
-  const ProductPlan plan = plan_of<Tile>(shape, x.rows, gpu);
+  const ProductPlan plan = plan_of<Tile>(shape, rows, gpu);
   auto* counters = reinterpret_cast<int32_t*>(workspace + plan.digits_bytes);
   auto* partials = reinterpret_cast<float*>(counters + plan.counters);
-  const cudaError_t error = quantise(shape, x, workspace, counters, plan.counters, stream);
-  if (error != cudaSuccess) return error;
-  const TileGrid<Tile> grid(shape, x.rows);
+  const TileGrid<Tile> grid(shape, rows);
   const ProductWork work{
       StepCounts(shape),
       WeightTiles(shape),
-      RowTiles(shape, x.rows),
-      x.rows,
+      RowTiles(shape, rows),
+      rows,
       shape.outputs,
       static_cast<int>(grid.over_rows),
       static_cast<int>(grid.over_outputs),
@@ -181,6 +179,14 @@ inline ProductResult some_results(const ProductResult& result, int64_t first, in
   return some;
 }
 
+inline cudaError_t multiply_digits(const ProductShape& shape, int64_t rows, const uint8_t* packed,
+                                   uint8_t* workspace, const ProductResult& result,
+                                   const Multiprocessors& gpu, cudaStream_t stream) {
+  return with_tile(rows, gpu, [&](auto tile) {
+    return multiply<decltype(tile)>(shape, rows, packed, workspace, result, gpu, stream);
+  });
+}
+
 inline cudaError_t multiply_rows(const ProductShape& shape, const ProductRows& x,
                                  const uint8_t* packed, uint8_t* workspace,
                                  const ProductResult& result, const Multiprocessors& gpu,
@@ -188,10 +194,11 @@ inline cudaError_t multiply_rows(const ProductShape& shape, const ProductRows& x
   const int64_t at_once = rows_at_once(x.rows);
   for (int64_t first = 0; first < x.rows; first += at_once) {
     const ProductRows some = some_rows(x, first, at_once);
-    const ProductResult target = some_results(result, first, shape.outputs);
-    const cudaError_t error = with_tile(some.rows, gpu, [&](auto tile) {
-      return multiply<decltype(tile)>(shape, some, packed, workspace, target, gpu, stream);
-    });
+    const DigitTarget target = digit_target(shape, some.rows, x.equalised, workspace, gpu);
+    cudaError_t error = quantise(target, some, stream);
+    if (error != cudaSuccess) return error;
+    error = multiply_digits(shape, some.rows, packed, workspace,
+                            some_results(result, first, shape.outputs), gpu, stream);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;

@@ -6,6 +6,7 @@
 
 #include "../portable/product_arguments.h"
 #include "../portable/product_layout.h"
+#include "digit_target.h"
 #include "runtime.h"
 #include "tensor_cores.h"
 
@@ -38,6 +39,20 @@ cudaError_t launch_portable_product(const ProductShape& shape, const ProductRows
                                     const uint8_t* packed, uint8_t* workspace,
                                     const ProductResult& result, const Multiprocessors& gpu,
                                     cudaStream_t stream);
+
+// More rows are multiplied in parts.
+inline constexpr int64_t kMostRowsAtOnce = 1536;
+
+// Where another kernel puts the digits of some rows, at most kMostRowsAtOnce, in the workspace of
+// their product.
+DigitTarget digit_target(const ProductShape& shape, int64_t rows, const int8_t* equalised,
+                         uint8_t* workspace, const Multiprocessors& gpu);
+
+// The product of these rows; their digits stay, and can be multiplied with another weight.
+cudaError_t launch_product_of_digits(const ProductShape& shape, int64_t rows,
+                                     const uint8_t* packed, uint8_t* workspace,
+                                     const ProductResult& result, const Multiprocessors& gpu,
+                                     cudaStream_t stream);
 
 // partials [parts, rows, outputs], contiguous; 1, 2, 4 or 8 parts.
 cudaError_t launch_sum_partials(const float* partials, int64_t parts, int64_t rows,

@@ -39,13 +39,14 @@ __device__ __forceinline__ void lower_atomically(Integer* number, Integer bound)
 #endif
 
 // Whether the calling block of threads is the last of `count` that call this with the counter,
-// which was 0. If so, it sees all that they wrote before.
+// which was 0 and becomes so again. If so, it sees all that they wrote before.
 __device__ __forceinline__ bool is_last_of(int count, int32_t* counter) {
   bool& is_last = block_shared<bool>();
   __syncthreads();
   if (threadIdx.x == 0) {
     memory_fence();  // what the block wrote is before its mark
     is_last = add_atomically(counter, int32_t{1}) == count - 1;
+    if (is_last) *counter = 0;
     memory_fence();  // what the others wrote is before what follows
   }
   __syncthreads();

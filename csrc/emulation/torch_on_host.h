@@ -1,6 +1,5 @@
 // What the bindings of CUDA ops use of torch's CUDA side, for the emulation: the ops take tensors
-// that are on the CPU, and are registered for it, in a library of their own (see
-// tests/kernels/emulated_device.py).
+// that are on the CPU, and are registered for it, in a library of their own (tests/emulated_gpu).
 #pragma once
 
 #include <torch/csrc/stable/library.h>

@@ -19,7 +19,6 @@ from transformers import PreTrainedModel
 
 from tests.deterministic.models import bundled_model, padded, random_model, token_ids
 from tests.emulated_gpu.device import GPU, emulated_gpu, to_gpu
-from tests.emulated_gpu.library import load_emulated_ops
 from tests.engines import MODEL, ROOT
 from vllm import SamplingParams
 from vllm.deterministic import attach, engine_args
@@ -32,12 +31,19 @@ from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
-CASES = ("bundled", "gemma2-2b", "gpt2", "mixtral-8x7b", "opt-125m", "phi3-mini", "qwen3-0.6b")
+PRODUCTS = {
+    "bundled": (18, 25),
+    "gemma2-2b": (6, 9),
+    "gpt2": (6, 3),
+    "mixtral-8x7b": (17, 24),
+    "opt-125m": (6, 7),
+    "phi3-mini": (6, 3),
+    "qwen3-0.6b": (6, 9),
+}
+"""Products in a forward of each model, of rows with digits and without."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return load_emulated_ops(tmp_path_factory.mktemp("emulated"))
+pytestmark = pytest.mark.usefixtures("emulated_library")
 
 
 def model(case: str, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
@@ -50,21 +56,29 @@ def test_the_start_up_check() -> None:
         check_machine(GPU)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", PRODUCTS)
 def test_an_attached_model(case: str) -> None:
-    """A prompt, and a batch with padding, then one more token with the cache."""
+    """A prompt, and a batch with padding, then one more token with the cache.
+
+    Norms and activations make the digits of the rows that products take, wherever these are seen
+    to be their results alone.
+    """
     batch = padded([token_ids(5), token_ids(9, seed=1)])
     with torch.no_grad():
         on_cpu = attach(model(case))
         expected = on_cpu(**batch, use_cache=True)
         more = _next(on_cpu, batch, expected)
-    with emulated_gpu():
+    with emulated_gpu() as gpu:
         on_gpu = attach(to_gpu(model(case)))
         moved = {name: tensor.to(GPU) for name, tensor in batch.items()}
+        gpu.calls.clear()
         found = on_gpu(**moved, use_cache=True)
         assert found.logits.device == GPU
         assert torch.equal(found.logits.cpu()[1], expected.logits[1])
         assert torch.equal(found.logits.cpu()[0, 4:], expected.logits[0, 4:])
+        assert (gpu.calls["portable_digits_product"], gpu.calls["portable_product"]) == PRODUCTS[
+            case
+        ]
         assert torch.equal(_next(on_gpu, moved, found).cpu(), more)
 
 
@@ -173,16 +187,17 @@ def engine(*arguments: str) -> dict[str, Any]:
     return found
 
 
-def test_an_engine_on_the_kernels_of_a_gpu(library: Path) -> None:
+def test_an_engine_on_the_kernels_of_a_gpu(emulated_library: Path) -> None:
     """Real scheduling, with chunks and pages: the tokens and log-probabilities of the CPU."""
-    emulated, plain = engine(str(library)), engine()
+    emulated, plain = engine(str(emulated_library)), engine()
     assert emulated["answers"] == plain["answers"]
     assert emulated["rows"] == plain["rows"] == [[8, 1]]
     assert plain["emulated"] == []
     assert set(emulated["emulated"]) == {
         *("channel_statistics", "equalising_exponents", "pack_weight", "portable_product"),
-        *("portable_norm", "portable_rotary_table", "portable_rotate", "portable_append"),
-        *("portable_attention", "portable_gated", "portable_map", "portable_log_softmax"),
+        *("portable_digits_product", "portable_norm", "portable_norm_digits", "portable_gated"),
+        *("portable_gated_digits", "portable_rotary_table", "portable_rotate", "portable_append"),
+        *("portable_attention", "portable_map", "portable_log_softmax"),
         *("portable_argmax", "portable_top_k", "portable_filter", "portable_draw"),
     }
 
@@ -211,9 +226,9 @@ assert torch.equal(*bits)
         ("float8", "VLLM_FORK_CUDA_TENSOR_CORES=float8 is not a kind of product"),
     ],
 )
-def test_tensor_cores_can_be_chosen(cores: str, error: str | None, library: Path) -> None:
+def test_tensor_cores_can_be_chosen(cores: str, error: str | None, emulated_library: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PRODUCT, str(library)],
+        [sys.executable, "-c", PRODUCT, str(emulated_library)],
         env=os.environ | {"VLLM_FORK_CUDA_TENSOR_CORES": cores},
         cwd=ROOT,
         capture_output=True,

@@ -6,6 +6,7 @@ devices do not go together, and what waits for the GPU is noted.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -64,11 +65,13 @@ class EmulatedGpu(TorchDispatchMode):
 
     Attributes:
         waits: operations that have waited for the GPU since the list was emptied.
+        calls: how often each of the fork's operations was called since this was emptied.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: list[str] = []
+        self.calls: Counter[str] = Counter()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -82,6 +85,8 @@ class EmulatedGpu(TorchDispatchMode):
         _check_devices(name, leaves)
         if name in _WAITS or _copies_to_cpu(name, args, device):
             self.waits.append(name)
+        if name.startswith("vllm_fork::"):
+            self.calls[name.removeprefix("vllm_fork::")] += 1
         if device is not None:
             kwargs["device"] = CPU
         result = _on_gpu(func)(*_held(args), **_held(kwargs))

@@ -14,10 +14,11 @@ NAMESPACE = "vllm_fork_emulated"
 
 EMULATED = (
     *("channel_statistics", "equalising_exponents", "pack_weight", "unpack_weight"),
-    *("portable_product", "sum_partials", "portable_map", "portable_gated", "portable_norm"),
-    *("portable_rotary_table", "portable_rotate", "portable_append", "portable_attention"),
-    *("portable_log_softmax", "portable_argmax", "portable_top_k", "portable_filter"),
-    "portable_draw",
+    *("portable_product", "portable_digits_product", "sum_partials", "portable_map"),
+    *("portable_map_digits", "portable_gated", "portable_gated_digits", "portable_norm"),
+    *("portable_norm_digits", "portable_rotary_table", "portable_rotate", "portable_append"),
+    *("portable_attention", "portable_log_softmax", "portable_argmax", "portable_top_k"),
+    *("portable_filter", "portable_draw"),
 )
 """Names of the ops."""
 

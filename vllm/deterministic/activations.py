@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from vllm.deterministic.elementwise import PortableActivation
+from vllm.deterministic.fusion import Source
 from vllm.fork_ops.portable_functions import Function, portable_gated
 from vllm.model_executor.layers.activation import (
     GELU,
@@ -48,12 +49,15 @@ class PortableGatedActivation(nn.Module):
         super().__init__()
         self._function = function
         self._is_gate_first = is_gate_first
+        self._source = Source()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the products of x [..., 2 * d], [..., d], rounded once."""
         if not self._is_gate_first:
             x = torch.cat(x.chunk(2, dim=-1)[::-1], dim=-1)
-        return portable_gated(x.contiguous(), self._function)
+        return self._source.made(
+            portable_gated(x.contiguous(), self._function, self._source.consumer)
+        )
 
 
 def portable_activation(layer: nn.Module) -> nn.Module | None:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from vllm.deterministic.adapter_layers import use_portable_adapters
+from vllm.deterministic.fusion import fused_products
 from vllm.deterministic.guard import only_exact_operations_of
 from vllm.deterministic.self_check import check_machine
 from vllm.fork.flags import ForkFlags
@@ -52,11 +53,12 @@ def check_runner(runner: GPUModelRunner) -> None:
 
 @torch.no_grad()
 def _check_operations(runner: GPUModelRunner) -> None:
-    """Compute the logits of some tokens, which are no request's."""
+    """Compute the logits of some tokens, which are no request's; fuse products from then on."""
     model = runner.get_model()
     ids = torch.arange(_NUM_TOKENS, device=runner.device)
     with (
         set_forward_context(None, runner.vllm_config, num_tokens=_NUM_TOKENS),
+        fused_products(runner.device),
         only_exact_operations_of(model, _OPERATORS, _OPERATORS_IN),
     ):
         model.compute_logits(model(input_ids=ids, positions=ids))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from vllm.deterministic.fusion import Source
 from vllm.fork_ops.portable_functions import Function, portable_map
 
 
@@ -18,7 +19,8 @@ class PortableActivation(nn.Module):
     def __init__(self, function: Function) -> None:
         super().__init__()
         self.function = function
+        self._source = Source()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the function of x [...], in its dtype."""
-        return portable_map(x.contiguous(), self.function)
+        return self._source.made(portable_map(x.contiguous(), self.function, self._source.consumer))

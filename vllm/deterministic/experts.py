@@ -58,8 +58,9 @@ class PackedExperts:
 
     def _output(self, expert: int, rows: torch.Tensor) -> torch.Tensor:
         gate_up = portable_product(rows, self.gate_up[expert])
-        gated = portable_gated(gate_up, self.function)
-        return portable_product(gated, self.down[expert], dtype=torch.float32)
+        down = self.down[expert]
+        gated = portable_gated(gate_up, self.function, consumer=down)
+        return portable_product(gated, down, dtype=torch.float32)
 
 
 def in_parts(

@@ -19,6 +19,7 @@ from vllm.deterministic.attention import (
     kv_cache_spec,
 )
 from vllm.deterministic.experts_method import has_portable_experts, use_portable_experts
+from vllm.deterministic.fusion import Source
 from vllm.deterministic.linear import PortableEmbeddingMethod, PortableLinearMethod, adds_cards
 from vllm.deterministic.logits import PortableLogitsProcessor
 from vllm.deterministic.norms import (
@@ -176,7 +177,7 @@ def _use_portable_attention(name: str, layer: Any) -> None:
 def _use_portable_norm(name: str, layer: Any) -> None:
     if getattr(layer, "variance_size_override", None) is not None:
         raise refusal(name, layer, "a norm over a part of a row is not specified")
-    forward = partial(_NORMS[type(layer)], layer)
+    forward = partial(_NORMS[type(layer)], Source(), layer)
     if isinstance(layer, nn.LayerNorm):
         layer.forward = forward  # type: ignore[method-assign]
     else:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vllm.deterministic import fusion
 from vllm.deterministic.equalisation import exponents_of
 from vllm.distributed import tensor_model_parallel_all_gather
 from vllm.fork_ops.portable_product import (
@@ -46,12 +47,11 @@ class PortableLinearMethod(UnquantizedLinearMethod):
             between cards.
         """
         assert self._weight is not None
-        rows = x.flatten(0, -2)
-        if adds_cards(layer):
-            partials = sums_of_cards(portable_product(rows, self._weight, dtype=torch.float32))
-            product = sum_partials(partials, whole_bias(layer, bias), x.dtype)
-        else:
-            product = portable_product(rows, self._weight, bias)
+        fusion.takes(self._weight, x)
+        if not adds_cards(layer):
+            return portable_product(x, self._weight, bias)
+        sums = portable_product(x, self._weight, dtype=torch.float32).flatten(0, -2)
+        product = sum_partials(sums_of_cards(sums), whole_bias(layer, bias), x.dtype)
         return product.view(*x.shape[:-1], -1)
 
     def sums(self, layer: Any, rows: torch.Tensor) -> torch.Tensor:
@@ -65,6 +65,7 @@ class PortableLinearMethod(UnquantizedLinearMethod):
             float32 [n, out_features], of all cards where they split the input channels.
         """
         assert self._weight is not None
+        fusion.takes(self._weight, rows)
         sums = portable_product(rows, self._weight, dtype=torch.float32)
         return sum_partials(sums_of_cards(sums)) if adds_cards(layer) else sums
 
@@ -102,8 +103,7 @@ class PortableEmbeddingMethod(UnquantizedEmbeddingMethod):
                 "deterministic=True does not know this model's output embedding: it is neither "
                 "a ParallelLMHead nor a tied input embedding. Leave the flag out."
             )
-        logits = portable_product(x.flatten(0, -2), self._weight, bias, dtype=torch.float32)
-        return logits.view(*x.shape[:-1], -1)
+        return portable_product(x, self._weight, bias, dtype=torch.float32)
 
 
 def release_weight(layer: Any, name: str = "weight") -> None:

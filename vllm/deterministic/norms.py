@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from vllm.deterministic.fusion import Source
 from vllm.fork_ops.portable_norm import portable_layer_norm, portable_rms_norm
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm, LayerNorm, RMSNorm
 
@@ -12,23 +13,24 @@ Normed = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
 def forward_rms_norm(
-    layer: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None = None
+    source: Source, layer: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None = None
 ) -> Normed:
     """``RMSNorm.forward`` of vLLM: x is [..., hidden_size]; with a residual, which is x + residual
     afterwards, both are returned.
     """
     weight = layer.weight.data if layer.has_weight else None
-    return _rms_norm(x, weight, layer.variance_epsilon, residual, 0.0)
+    return _rms_norm(source, x, weight, layer.variance_epsilon, residual, 0.0)
 
 
 def forward_gemma_rms_norm(
-    layer: GemmaRMSNorm, x: torch.Tensor, residual: torch.Tensor | None = None
+    source: Source, layer: GemmaRMSNorm, x: torch.Tensor, residual: torch.Tensor | None = None
 ) -> Normed:
     """The same for ``GemmaRMSNorm``, whose weight counts from one."""
-    return _rms_norm(x, layer.weight.data, layer.variance_epsilon, residual, 1.0)
+    return _rms_norm(source, x, layer.weight.data, layer.variance_epsilon, residual, 1.0)
 
 
 def _rms_norm(
+    source: Source,
     x: torch.Tensor,
     weight: torch.Tensor | None,
     epsilon: float,
@@ -38,14 +40,25 @@ def _rms_norm(
     if residual is not None:
         residual = residual.contiguous()
     normed = portable_rms_norm(
-        x.contiguous(), weight, epsilon, residual=residual, weight_offset=weight_offset
+        x.contiguous(),
+        weight,
+        epsilon,
+        residual=residual,
+        weight_offset=weight_offset,
+        consumer=source.consumer,
     )
+    source.made(normed)
     return normed if residual is None else (normed, residual)
 
 
-def forward_layer_norm(layer: LayerNorm | nn.LayerNorm, x: torch.Tensor) -> torch.Tensor:
+def forward_layer_norm(
+    source: Source, layer: LayerNorm | nn.LayerNorm, x: torch.Tensor
+) -> torch.Tensor:
     """``LayerNorm.forward`` of vLLM and of PyTorch: x is [..., size]."""
     epsilon = layer.eps
     weight = None if layer.weight is None else layer.weight.data
     bias = None if layer.bias is None else layer.bias.data
-    return portable_layer_norm(x.contiguous(), weight, bias, epsilon)
+    consumer = source.consumer
+    return source.made(
+        portable_layer_norm(x.contiguous(), weight, bias, epsilon, consumer=consumer)
+    )

@@ -30,6 +30,7 @@ EXPECTED = {
     "products": "571cf722e0d4041f",
     "activations": "ce1a48f50de45823",
     "norms": "3ab13e1775a2f995",
+    "products of what was just computed": "932b24b50f7053d3",
     "rotary embeddings": "31a89983918bf567",
     "attention": "acfea09f8fcad28d",
     "sampling": "88a5d8fa16bcd559",
@@ -62,6 +63,7 @@ def digests(device: torch.device | str = "cpu") -> Iterator[tuple[str, str]]:
         "products": _products,
         "activations": _activations,
         "norms": _norms,
+        "products of what was just computed": _fused_products,
         "rotary embeddings": _rotations,
         "attention": _attention,
         "sampling": _samples,
@@ -116,6 +118,19 @@ def _norms(numbers: _Numbers) -> list[torch.Tensor]:
     x, residual, weight = (numbers(n, 300, salt=n) for n in (5, 5, 1))
     normed = portable_rms_norm(x, weight[0], 1e-6, residual=residual, weight_offset=1.0)
     return [normed, residual, portable_layer_norm(x, weight[0], weight[0], 1e-5)]
+
+
+def _fused_products(numbers: _Numbers) -> list[torch.Tensor]:
+    """On a GPU norms and activations make the digits of these products' rows."""
+    weight = numbers(48, 584, salt=13)
+    packed = pack_weight(weight, equalising_exponents(channel_statistics(weight)))
+    x, gates = numbers(11, 584, salt=14), numbers(11, 2 * 584, salt=15)
+    rows = [
+        portable_rms_norm(x, weight[0], consumer=packed),
+        portable_map(x, Function.GELU_TANH, packed),
+        portable_gated(gates, Function.SILU, packed),
+    ]
+    return [portable_product(some, packed, dtype=torch.float32) for some in rows]
 
 
 def _rotations(numbers: _Numbers) -> list[torch.Tensor]:

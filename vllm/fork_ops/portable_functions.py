@@ -9,7 +9,8 @@ import enum
 
 import torch
 
-from . import library
+from . import library, row_digits
+from .portable_product import PackedWeight
 
 __all__ = ["Function", "portable_gated", "portable_map"]
 
@@ -45,12 +46,16 @@ if library.load():
         return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
 
 
-def portable_map(x: torch.Tensor, function: Function) -> torch.Tensor:
+def portable_map(
+    x: torch.Tensor, function: Function, consumer: PackedWeight | None = None
+) -> torch.Tensor:
     """Apply a function to each element.
 
     Args:
         x: float32, bfloat16 or float16, of any shape, contiguous, on CPU or CUDA.
         function: which.
+        consumer: the weight that the result will be multiplied with, see `row_digits`; it changes
+            no bit.
 
     Returns:
         A new tensor like x.
@@ -58,10 +63,12 @@ def portable_map(x: torch.Tensor, function: Function) -> torch.Tensor:
     Raises:
         RuntimeError: x has another dtype or is not contiguous, or there is no such function.
     """
-    return torch.ops.vllm_fork.portable_map(x, function)
+    return row_digits.call("portable_map", consumer, x.shape[-1] if x.dim() else 1, x, function)
 
 
-def portable_gated(x: torch.Tensor, function: Function) -> torch.Tensor:
+def portable_gated(
+    x: torch.Tensor, function: Function, consumer: PackedWeight | None = None
+) -> torch.Tensor:
     """Multiply ``function(x[..., :d])`` with ``x[..., d:]``, as gated MLPs do.
 
     The product is rounded, the function's value before it is not.
@@ -69,6 +76,8 @@ def portable_gated(x: torch.Tensor, function: Function) -> torch.Tensor:
     Args:
         x: float32, bfloat16 or float16 [..., 2 * d], contiguous, on CPU or CUDA.
         function: which.
+        consumer: the weight that the result will be multiplied with, see `row_digits`; it changes
+            no bit.
 
     Returns:
         [..., d] in the dtype of x.
@@ -77,4 +86,4 @@ def portable_gated(x: torch.Tensor, function: Function) -> torch.Tensor:
         RuntimeError: x has another dtype, is not contiguous or has an odd last dimension, or there
             is no such function.
     """
-    return torch.ops.vllm_fork.portable_gated(x, function)
+    return row_digits.call("portable_gated", consumer, x.shape[-1] // 2, x, function)

@@ -7,7 +7,8 @@ reshaped rows.
 
 import torch
 
-from . import library
+from . import library, row_digits
+from .portable_product import PackedWeight
 
 __all__ = ["portable_layer_norm", "portable_rms_norm"]
 
@@ -33,6 +34,7 @@ def portable_rms_norm(
     *,
     residual: torch.Tensor | None = None,
     weight_offset: float = 0.0,
+    consumer: PackedWeight | None = None,
 ) -> torch.Tensor:
     """Divide rows by the root of their mean square.
 
@@ -42,6 +44,8 @@ def portable_rms_norm(
         epsilon: is added to the mean square.
         residual: like x. It becomes x + residual, rounded, and that is what is normalised.
         weight_offset: is added to the weight; Gemma's checkpoints need 1.
+        consumer: the weight that the result will be multiplied with, see `row_digits`; it changes
+            no bit.
 
     Returns:
         A new tensor like x.
@@ -49,9 +53,8 @@ def portable_rms_norm(
     Raises:
         RuntimeError: a dtype, shape or layout is none of these, or epsilon is negative.
     """
-    return torch.ops.vllm_fork.portable_norm(
-        x, residual, weight, None, epsilon, weight_offset, False
-    )
+    arguments = (residual, weight, None, epsilon, weight_offset, False)
+    return row_digits.call("portable_norm", consumer, x.shape[-1], x, *arguments)
 
 
 def portable_layer_norm(
@@ -61,6 +64,7 @@ def portable_layer_norm(
     epsilon: float = 1e-5,
     *,
     residual: torch.Tensor | None = None,
+    consumer: PackedWeight | None = None,
 ) -> torch.Tensor:
     """Subtract the mean of each row, and divide by its standard deviation.
 
@@ -70,6 +74,8 @@ def portable_layer_norm(
         bias: likewise, only with a weight; by default zeros.
         epsilon: is added to the variance.
         residual: like x. It becomes x + residual, rounded, and that is what is normalised.
+        consumer: the weight that the result will be multiplied with, see `row_digits`; it changes
+            no bit.
 
     Returns:
         A new tensor like x.
@@ -77,4 +83,5 @@ def portable_layer_norm(
     Raises:
         RuntimeError: a dtype, shape or layout is none of these, or epsilon is negative.
     """
-    return torch.ops.vllm_fork.portable_norm(x, residual, weight, bias, epsilon, 0.0, True)
+    arguments = (residual, weight, bias, epsilon, 0.0, True)
+    return row_digits.call("portable_norm", consumer, x.shape[-1], x, *arguments)

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 import torch
 
-from . import library
+from . import library, row_digits
 
 __all__ = [
     "PackedWeight",
@@ -196,13 +196,13 @@ def portable_product(
     """Multiply rows with a weight: ``torch.nn.functional.linear`` with specified bits.
 
     Args:
-        x: float32, bfloat16 or float16 [n, in_features]; the last dimension is contiguous.
+        x: float32, bfloat16 or float16 [..., in_features]; the last dimension is contiguous.
         weight: from `pack_weight`.
         bias: float32, bfloat16 or float16 [out_features].
         dtype: of the result, one of these; that of ``x`` if None.
 
     Returns:
-        [n, out_features]. A row is NaN if one of its activations is NaN, infinite or, equalised,
+        [..., out_features]. A row is NaN if one of its activations is NaN, infinite or, equalised,
         about 2^65 or more.
 
     Raises:
@@ -213,15 +213,30 @@ def portable_product(
             f"portable_product: x must have {weight.in_features} columns, as the weight has, "
             f"but has {x.shape[-1]}."
         )
-    return torch.ops.vllm_fork.portable_product(
-        x,
-        weight.packed,
-        weight.exponents,
-        bias,
-        weight.out_features,
-        weight.segments,
-        x.dtype if dtype is None else dtype,
-    )
+    dtype = x.dtype if dtype is None else dtype
+    digits = row_digits.of(x, weight)
+    if digits is None:
+        product = torch.ops.vllm_fork.portable_product(
+            x.flatten(0, -2) if x.dim() > 2 else x,
+            weight.packed,
+            weight.exponents,
+            bias,
+            weight.out_features,
+            weight.segments,
+            dtype,
+        )
+    else:
+        product = torch.ops.vllm_fork.portable_digits_product(
+            digits,
+            weight.packed,
+            bias,
+            x.numel() // weight.in_features,
+            weight.out_features,
+            weight.in_features,
+            weight.segments,
+            dtype,
+        )
+    return product.view(*x.shape[:-1], weight.out_features) if x.dim() > 2 else product
 
 
 def sum_partials(

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from vllm.deterministic import fusion
 from vllm.fork_ops.portable_functions import Function, portable_map
 from vllm.fork_ops.portable_product import (
     PackedWeight,
@@ -38,8 +39,8 @@ class PortableLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [..., out_features] of x [..., in_features]."""
-        product = portable_product(x.flatten(0, -2), self.packed, self.bias, self._dtype)
-        return product.view(*x.shape[:-1], -1)
+        fusion.takes(self.packed, x)
+        return portable_product(x, self.packed, self.bias, self._dtype)
 
 
 class PortableHead(PortableLinear):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vllm.deterministic.fusion import Source
 from vllm.fork_ops.portable_functions import Function, portable_gated
 
 from .activation import function_of
@@ -28,12 +29,14 @@ class PortableGatedMLP(nn.Module):
         self.gate_and_up = nn.ModuleList(gate_and_up)
         self.down_proj = down
         self.function = function
+        self._source = Source()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [..., hidden_size] of x [..., hidden_size]."""
         halves = [layer(x) for layer in self.gate_and_up]
-        gated = portable_gated(torch.cat(halves, dim=-1), self.function)
-        return self.down_proj(gated)
+        joined = torch.cat(halves, dim=-1)
+        gated = portable_gated(joined, self.function, self._source.consumer)
+        return self.down_proj(self._source.made(gated))
 
 
 def portable_gated_mlp(module: Any) -> PortableGatedMLP | None:

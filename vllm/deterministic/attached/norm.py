@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vllm.deterministic.fusion import Source
 from vllm.fork_ops.portable_norm import portable_layer_norm, portable_rms_norm
 
 from .sample import TOLERANCE, difference, sample_rows
@@ -24,12 +25,18 @@ class PortableRMSNorm(nn.Module):
         self.weight = weight
         self.variance_epsilon = epsilon
         self.weight_offset = weight_offset
+        self._source = Source()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the norm of the rows of x [..., size], in its dtype."""
-        return portable_rms_norm(
-            x.contiguous(), self.weight, self.variance_epsilon, weight_offset=self.weight_offset
+        normed = portable_rms_norm(
+            x.contiguous(),
+            self.weight,
+            self.variance_epsilon,
+            weight_offset=self.weight_offset,
+            consumer=self._source.consumer,
         )
+        return self._source.made(normed)
 
 
 class PortableLayerNorm(nn.Module):
@@ -42,10 +49,14 @@ class PortableLayerNorm(nn.Module):
         self.weight = weight
         self.bias = bias
         self.eps = epsilon
+        self._source = Source()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the norm of the rows of x [..., size], in its dtype."""
-        return portable_layer_norm(x.contiguous(), self.weight, self.bias, self.eps)
+        normed = portable_layer_norm(
+            x.contiguous(), self.weight, self.bias, self.eps, consumer=self._source.consumer
+        )
+        return self._source.made(normed)
 
 
 def portable_norm(module: Any) -> nn.Module | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from vllm.deterministic.fusion import fused_products
 from vllm.deterministic.guard import only_exact_operations_of
 
 
@@ -20,7 +21,7 @@ def rehearse(model: Any) -> None:
         [[[0, 1, 1], [1, 1, 1]], [[0, 1, 2], [2, 1, 0]], [[0, 0, 1], [0, 1, 2]]],
         device=model.device,
     )
-    with only_exact_operations_of(model):
+    with fused_products(model.device), only_exact_operations_of(model):
         done = model(ids, attention_mask=mask, position_ids=positions, use_cache=True)
         model(
             ids[:, :1],
