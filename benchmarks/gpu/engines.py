@@ -1,10 +1,11 @@
 """Tokens per second of one way to answer, in this process.
 
-    python -m benchmarks.gpu.engines plain|eager|hf_compat|exact|deterministic|transformers FOLDER
+    python -m benchmarks.gpu.engines plain|eager|hf_compat|...|transformers FOLDER
 
 20 prompts of 20 to 60 tokens, 128 greedy tokens each: all at once, and the first of them alone. The
 engine's ways are its flags; plain is upstream's code with Triton's attention, compiled and with
-CUDA graphs, and eager the same without both. Printed are medians, as JSON.
+CUDA graphs, and eager the same without both. hf_compat and deterministic are not compiled, and run
+with graphs for steps of decoding, too. Printed are medians, as JSON.
 """
 
 from __future__ import annotations
@@ -20,12 +21,16 @@ from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
+_GRAPHS = {"cudagraph_mode": "FULL_DECODE_ONLY"}
+
 MODES: dict[str, dict[str, Any]] = {
     "plain": {},
     "eager": {"enforce_eager": True},
     "hf_compat": {"hf_compat": True, "enforce_eager": True},
+    "hf_compat and graphs": {"hf_compat": True, "compilation_config": {"mode": 0, **_GRAPHS}},
     "exact": {"hf_compat": "exact"},
     "deterministic": {"deterministic": True},
+    "deterministic and graphs": {"deterministic": True, "compilation_config": _GRAPHS},
 }
 """Arguments of the engine; those of Transformers are in `transformers_answers`."""
 

@@ -6,8 +6,8 @@
 Products are those of a layer's matrices in bfloat16, with few rows as in decoding and many as in
 prompts; PyTorch's are cuBLAS'. In decoding they are timed after a norm, too, which makes the rows'
 digits. Attention is causal over one prompt, or of one token of each of some requests; PyTorch's
-(``scaled_dot_product_attention``) gets keys and values in one piece. Both sides take turns, and on a
-GPU are timed by its events; printed are medians in microseconds, as JSON.
+(``scaled_dot_product_attention``) gets keys and values in one piece. Both sides take turns, on GPUs
+timed by its events; printed are medians in microseconds, as JSON.
 """
 
 from __future__ import annotations

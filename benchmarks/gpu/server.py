@@ -24,13 +24,17 @@ from typing import Any
 from benchmarks.gpu.engines import CACHE_BYTES, MODES, MOST_TOKENS, rates_of
 from benchmarks.gpu.measurements import sentence_of
 
-FLAGS: dict[str, list[str]] = {
-    "plain": [],
-    "eager": ["--enforce-eager"],
-    "hf_compat": ["--hf-compat", "--enforce-eager"],
-    "exact": ["--hf-compat", "exact"],
-    "deterministic": ["--deterministic"],
-}
+
+def flags_of(mode: str) -> list[str]:
+    """Return a way's arguments as flags."""
+    flags = []
+    for name, value in MODES[mode].items():
+        flags.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            flags.append(value if isinstance(value, str) else json.dumps(value))
+    return flags
+
+
 LONGEST_START = 280.0
 """Seconds until the server must answer."""
 
@@ -48,7 +52,7 @@ def server(folder: str, mode: str) -> Iterator[int]:
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", folder]
     command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "model"]
     command += ["--dtype", "bfloat16", "--max-model-len", str(MOST_TOKENS), "--max-num-seqs", "32"]
-    command += ["--kv-cache-memory-bytes", str(CACHE_BYTES), *FLAGS[mode]]
+    command += ["--kv-cache-memory-bytes", str(CACHE_BYTES), *flags_of(mode)]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         try:

@@ -1,9 +1,9 @@
 """Prints what an engine answers: with a library, its portable operations are emulated CUDA kernels.
 
-    python -m tests.deterministic.emulated_engine [LIBRARY]
+    python -m tests.deterministic.emulated_engine [LIBRARY [captured]]
 
-The engine's tensors stay on the CPU. Before it answers, it takes the step without requests whose
-memory vLLM measures on GPUs.
+The engine's tensors stay on the CPU; "captured" lets steps of decoding be replayed. Before it
+answers, it takes the step without requests whose memory vLLM measures on GPUs.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from tests.deterministic.captured_steps import CapturedSteps
 from tests.emulated_gpu.library import EMULATED, NAMESPACE
 from tests.engines import MODEL
 from vllm import LLM, SamplingParams
@@ -33,7 +34,7 @@ PROMPTS = [[5, 80, 300, 7], [9, 1200, 33], [11, *range(40, 57)]]
 def answers(llm: LLM) -> list[tuple[list[int], str]]:
     """Return tokens, and a digest of the log-probabilities, of a greedy and a drawn answer each."""
     params = [
-        SamplingParams(max_tokens=3, logprobs=2, **choice, ignore_eos=True)
+        SamplingParams(max_tokens=4, logprobs=2, **choice, ignore_eos=True)
         for choice in ({"temperature": 0.0}, {"temperature": 0.9, "seed": 4, "top_p": 0.9})
     ]
     given = [{"prompt_token_ids": ids} for ids in PROMPTS for _ in params]
@@ -85,11 +86,28 @@ def emulated_operations(path: str) -> Iterator[set[str]]:
         yield called
 
 
+def capture(worker: Any) -> None:
+    """Let steps be replayed from now on."""
+    worker.captured = CapturedSteps(worker.model_runner.get_model())
+
+
+def num_replayed(worker: Any) -> int:
+    """Return how many steps were."""
+    count: int = worker.captured.replayed
+    return count
+
+
 def main() -> None:
     operations: Any = emulated_operations(sys.argv[1]) if len(sys.argv) > 1 else nullcontext(())
     with operations as called:
         llm = start()
-        found = {"rows": llm.collective_rpc(measure), "answers": answers(llm)}
+        found: dict[str, Any] = {"rows": llm.collective_rpc(measure)}
+        if "captured" in sys.argv:
+            llm.collective_rpc(capture)
+            answers(llm)
+        found["answers"] = answers(llm)
+        if "captured" in sys.argv:
+            found["replayed"] = llm.collective_rpc(num_replayed)
         print(json.dumps(found | {"emulated": sorted(called)}))
 
 

@@ -21,6 +21,7 @@ from tests.deterministic.models import bundled_model, padded, random_model, toke
 from tests.emulated_gpu.device import GPU, emulated_gpu, to_gpu
 from tests.engines import MODEL, ROOT
 from vllm import SamplingParams
+from vllm.config import CompilationMode, CUDAGraphMode
 from vllm.deterministic import attach, engine_args
 from vllm.deterministic.sampler import PortableSampler
 from vllm.deterministic.self_check import EXPECTED, check_machine, digests
@@ -197,9 +198,16 @@ def test_an_engine_on_the_kernels_of_a_gpu(emulated_library: Path) -> None:
         *("channel_statistics", "equalising_exponents", "pack_weight", "portable_product"),
         *("portable_digits_product", "portable_norm", "portable_norm_digits", "portable_gated"),
         *("portable_gated_digits", "portable_rotary_table", "portable_rotate", "portable_append"),
-        *("portable_attention", "portable_map", "portable_log_softmax"),
+        *("portable_attention", "portable_map", "portable_map_digits", "portable_log_softmax"),
         *("portable_argmax", "portable_top_k", "portable_filter", "portable_draw"),
     }
+
+
+def test_steps_can_be_cuda_graphs(emulated_library: Path) -> None:
+    """Replayed with the memory that was theirs, they have the bits of steps that are computed."""
+    captured, plain = engine(str(emulated_library), "captured"), engine()
+    assert captured["answers"] == plain["answers"]
+    assert captured["replayed"] == [4]
 
 
 PRODUCT = """
@@ -271,6 +279,25 @@ def test_the_arguments_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert args.attention_backend is AttentionBackendEnum.TRITON_ATTN
     assert args.moe_backend == "triton"
     assert args.enforce_eager
+
+
+def test_cuda_graphs_are_kept_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = {"compilation_config": {"cudagraph_mode": "FULL_DECODE_ONLY"}}
+    with emulated_gpu():
+        args = prepared(monkeypatch, 90, **graphs)
+        assert not args.enforce_eager
+        assert args.compilation_config.mode is CompilationMode.NONE
+        assert args.compilation_config.cudagraph_mode is CUDAGraphMode.FULL_DECODE_ONLY
+        assert prepared(monkeypatch, 90, **graphs, enforce_eager=True).enforce_eager
+        with pytest.raises(ValueError, match="enable_lora=True and cudagraph_mode, since a gr"):
+            prepared(monkeypatch, 90, **graphs, enable_lora=True)
+
+
+@pytest.mark.parametrize("mode", ["PIECEWISE", "FULL_AND_PIECEWISE"])
+def test_graphs_of_compiled_code_are_refused(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    message = f'cudagraph_mode={mode}, whose graphs are pieces.*use "FULL_DECODE_ONLY" or "FULL"'
+    with emulated_gpu(), pytest.raises(ValueError, match=message):
+        prepared(monkeypatch, 90, compilation_config={"cudagraph_mode": mode})
 
 
 def test_an_old_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

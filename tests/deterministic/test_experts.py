@@ -203,6 +203,15 @@ def test_refusals(configured: Any, arguments: dict[str, Any], reason: str) -> No
         mixture(**arguments)
 
 
+def test_cuda_graphs_are_refused(configured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which experts are computed is decided on the CPU."""
+    from vllm.config import CUDAGraphMode
+
+    monkeypatch.setattr(configured.compilation_config, "cudagraph_mode", CUDAGraphMode.FULL)
+    with pytest.raises(ValueError, match=r"experts \(MoERunner\): a CUDA graph would keep"):
+        mixture()
+
+
 # --- an engine ------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.engines import MODEL
-from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.config import CUDAGraphMode, VllmConfig, set_current_vllm_config
 from vllm.deterministic.attention import PortableAttentionImpl
 from vllm.deterministic.layers import use_portable_layers
 from vllm.engine.arg_utils import EngineArgs
@@ -27,7 +27,9 @@ def config(runner_type: str = "generate", layers: dict[str, Any] | None = None) 
         model_config=SimpleNamespace(
             runner_type=runner_type, hf_text_config=text_config, max_model_len=64
         ),
-        compilation_config=SimpleNamespace(static_forward_context=layers or {}),
+        compilation_config=SimpleNamespace(
+            static_forward_context=layers or {}, cudagraph_mode=CUDAGraphMode.NONE
+        ),
     )
 
 

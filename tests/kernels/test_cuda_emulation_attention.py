@@ -110,6 +110,18 @@ def test_batches(dtype: torch.dtype, block_size: int) -> None:
     assert_emulation_agrees(Batch(cases, [30, 1, 0, 17, 20], block_size))
 
 
+@pytest.mark.parametrize("splits", [1, 3])
+def test_a_step_that_is_filled_up(splits: int) -> None:
+    """As those of CUDA graphs: with rows, and sequences without a token, behind the last one."""
+    batch = Batch([make_case(n, seed=n) for n in (2100, 70)], [1, 1])
+    expected = batch.expected()
+    batch.query = torch.cat([batch.query, torch.full_like(batch.query, torch.nan)])
+    batch.starts = torch.tensor([0, 1, 2, 2, 2], dtype=torch.int32)
+    batch.lengths = torch.tensor([2100, 70, 0, 0], dtype=torch.int32)
+    batch.pages = torch.cat([batch.pages, torch.zeros_like(batch.pages)])
+    assert_same(batch.emulated(splits=splits)[:2], expected)
+
+
 @pytest.mark.parametrize("splits", [1, 2, 3])
 def test_a_window_over_superblocks(splits: int) -> None:
     batch = Batch([make_case(3200, 2, 1, window=1000)], [9])

@@ -7,7 +7,7 @@ The KV cache holds integers of 16 bits with a power of two for each token and he
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -15,6 +15,7 @@ from vllm.fork_ops.portable_attention import TILE_TOKENS, portable_append, porta
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import (
     AttentionBackend,
+    AttentionCGSupport,
     AttentionImpl,
     AttentionLayer,
     AttentionMetadataBuilder,
@@ -42,7 +43,13 @@ class PortableMetadata:
 
 
 class PortableMetadataBuilder(AttentionMetadataBuilder[Any]):
-    """Makes `PortableMetadata`."""
+    """Makes `PortableMetadata` of the tensors that vLLM keeps.
+
+    They are the same from step to step, and what is launched follows from their shapes alone, so
+    that any step can be replayed as a CUDA graph.
+    """
+
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.ALWAYS
 
     def __init__(
         self,
@@ -63,9 +70,9 @@ class PortableMetadataBuilder(AttentionMetadataBuilder[Any]):
         common = common_attn_metadata
         num_reqs = common.num_reqs
         return PortableMetadata(
-            query_start_loc=common.query_start_loc[: num_reqs + 1].int().contiguous(),
-            seq_lens=common.seq_lens[:num_reqs].int().contiguous(),
-            block_table=common.block_table_tensor[:num_reqs].int().contiguous(),
+            query_start_loc=common.query_start_loc[: num_reqs + 1],
+            seq_lens=common.seq_lens[:num_reqs],
+            block_table=common.block_table_tensor[:num_reqs],
             num_tokens=common.num_actual_tokens,
         )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vllm.config import CompilationMode
 from vllm.fork.attention_backend import chosen_backends
 from vllm.fork.model_config import config_of
 from vllm.fork_ops.portable_product import has_kernels
@@ -65,11 +66,36 @@ def _prepare_portable(args: EngineArgs, flags: ForkFlags) -> None:
         )
     if current_platform.is_cuda():
         _choose_gpu_layers(args)
-    if not args.enforce_eager:
-        logger.info("deterministic: enforce_eager, since compiled code rounds in its own order.")
-        args.enforce_eager = True
+    _choose_execution(args)
     if flags.split_qkv is not None:
         logger.info("deterministic: split_qkv changes nothing, each row's bits are its own.")
+
+
+def _choose_execution(args: EngineArgs) -> None:
+    """Leave compiled code out, which rounds in its own order; CUDA graphs are kept if asked for.
+
+    Raises:
+        ValueError: graphs are asked for that are parts of compiled code.
+    """
+    if args.enforce_eager:
+        return
+    if not _has_graphs(args):
+        logger.info("deterministic: enforce_eager, since compiled code rounds in its own order.")
+        args.enforce_eager = True
+        return
+    mode = args.compilation_config.cudagraph_mode
+    if mode.requires_piecewise_compilation():
+        raise ValueError(
+            f"deterministic=True does not go with cudagraph_mode={mode.name}, whose graphs are "
+            'pieces of compiled code: use "FULL_DECODE_ONLY" or "FULL".'
+        )
+    args.compilation_config.mode = CompilationMode.NONE
+
+
+def _has_graphs(args: EngineArgs) -> bool:
+    """Return whether steps are to be CUDA graphs, which is not so unless the arguments say it."""
+    asked = bool(args.compilation_config.cudagraph_mode)
+    return asked and current_platform.is_cuda() and not args.enforce_eager
 
 
 def _check_platform() -> None:
@@ -124,6 +150,10 @@ def _excluded(args: EngineArgs, flags: ForkFlags) -> dict[str, tuple[object, str
             "it is not tested",
         ),
         "enable_expert_parallel=True": (args.enable_expert_parallel, "it is not specified"),
+        "enable_lora=True and cudagraph_mode": (
+            args.enable_lora and _has_graphs(args),
+            "a graph would keep the adapters of one step",
+        ),
         "fully_sharded_loras=True": (args.fully_sharded_loras, "it splits adapters' ranks"),
         "an attention backend": (
             chosen_backends(args) - {_REPLACED},

@@ -84,8 +84,11 @@ def use_portable_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
         if isinstance(layer, AttentionLayerBase):  # not all are submodules
             _use_portable_attention(name, layer)
     max_length = vllm_config.model_config.max_model_len
+    has_graphs = bool(vllm_config.compilation_config.cudagraph_mode)
     replaced: dict[int, nn.Module] = {}  # some are shared by layers, and by models of the process
     for name, layer in list(model.named_modules(remove_duplicate=False)):
+        if has_graphs and isinstance(layer, MoERunner):
+            raise refusal(name, layer, "a CUDA graph would keep the experts of one step")
         if id(layer) not in replaced:
             replaced[id(layer)] = _portable(name, layer, max_length)
         if replaced[id(layer)] is not layer:
