@@ -1,6 +1,6 @@
 """The bits of a whole model's logits on a device, against those that a CPU has recorded.
 
-    python -m benchmarks.gpu.model_bits attached|generate|engine --dtype bfloat16 --device cuda
+    python -m benchmarks.gpu.model_bits attached --dtype bfloat16 --device cuda
     python -m benchmarks.gpu.model_bits --record        on a CPU: writes expected.json
 
 The bundled model in deterministic mode answers 8 prompts with 256 greedy tokens. expected.json has
@@ -8,7 +8,8 @@ the tokens, and for each 32 of them a digest of all their logits; the bits depen
 the tokens alone, so that every machine must have them. Printed is how many digests are equal.
 
 attached: Transformers reads prompts with their answers at once; generate: it answers, token by
-token; engine: all prompts are in one batch, in chunks.
+token; engine: all prompts are in one batch, in chunks; graphs: the same, and on a GPU its steps are
+CUDA graphs.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -100,13 +102,15 @@ def by_generate(dtype: str, device: str, _: list[Answer]) -> list[Answer]:
     return [generate(model, prompt) for prompt in prompt_ids()]
 
 
-def by_engine(dtype: str, device: str, _: list[Answer]) -> list[Answer]:
+def by_engine(
+    dtype: str, device: str, _: list[Answer], more: Mapping[str, Any] = MappingProxyType({})
+) -> list[Answer]:
     """Answer the prompts in one batch of an engine, which runs on the environment's device."""
     from benchmarks.determinism_side import start
     from vllm import SamplingParams
 
-    llm = start(str(MODEL), dtype, "deterministic", {"max_num_batched_tokens": 16,
-                                                     "max_num_seqs": 16})  # fmt: skip
+    arguments = {"max_num_batched_tokens": 16, "max_num_seqs": 16, **more}
+    llm = start(str(MODEL), dtype, "deterministic", arguments)
     params = SamplingParams(
         max_tokens=TOKENS, temperature=0, ignore_eos=True, logprobs=-1, detokenize=False,
         flat_logprobs=True,
@@ -114,6 +118,12 @@ def by_engine(dtype: str, device: str, _: list[Answer]) -> list[Answer]:
     given: Any = [{"prompt_token_ids": prompt} for prompt in prompt_ids()]
     answers = [one.outputs[0] for one in llm.generate(given, params, use_tqdm=False)]
     return [Answer(list(one.token_ids), block_digests(rows_of(one.logprobs))) for one in answers]
+
+
+def by_graphs(dtype: str, device: str, expected: list[Answer]) -> list[Answer]:
+    """The same, and steps become CUDA graphs, those of prompts, too."""
+    graphs = {"enforce_eager": False, "compilation_config": {"cudagraph_mode": "FULL"}}
+    return by_engine(dtype, device, expected, graphs)
 
 
 def rows_of(found: Any) -> torch.Tensor:
@@ -127,7 +137,13 @@ def rows_of(found: Any) -> torch.Tensor:
     return torch.stack(rows)
 
 
-WAYS = {"attached": by_attached, "generate": by_generate, "engine": by_engine}
+WAYS: dict[str, Callable[[str, str, list[Answer]], list[Answer]]] = {
+    "attached": by_attached,
+    "generate": by_generate,
+    "engine": by_engine,
+    "graphs": by_graphs,
+}
+"""They take a dtype, a device and the expected answers."""
 
 
 def named(answers: list[Answer]) -> Iterator[tuple[str, str]]:
