@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -24,6 +25,7 @@ import vllm.entrypoints.openai.api_server
 import vllm.lora.model_manager
 import vllm.v1.worker.gpu_worker
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.deterministic.attention import PortableMetadataBuilder
 from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers import activation
@@ -108,6 +110,26 @@ def choices(config: VllmConfig) -> dict[str, Any]:
         }
 
 
+def graphs(arguments: dict[str, Any]) -> dict[str, Any]:
+    """What becomes of CUDA graphs in deterministic mode, when an engine starts."""
+    with mock.patch("vllm.deterministic.engine_args.has_kernels", return_value=True):
+        config = EngineArgs(
+            **arguments,
+            deterministic=True,
+            compilation_config={"cudagraph_mode": "FULL_DECODE_ONLY"},
+        ).create_engine_config()
+    compilation = config.compilation_config
+    support = PortableMetadataBuilder.get_cudagraph_support(config, None)
+    graph_mode = compilation.resolve_cudagraph_mode_and_sizes(support, "portable", max_num_reqs=64)
+    return {
+        **choices(config),
+        "eager": config.model_config.enforce_eager,
+        "mode": compilation.mode.name,
+        "graphs": graph_mode.name,
+        "least": min(compilation.cudagraph_capture_sizes),
+    }
+
+
 def main() -> None:
     arguments: dict[str, Any] = {"model": sys.argv[1], "dtype": "bfloat16"}
     plain, eager, compat = (
@@ -128,6 +150,7 @@ def main() -> None:
         "plain": choices(plain),
         "eager": choices(eager),
         "compat": choices(compat),
+        "graphs": graphs(arguments),
         "flash": outcome(lambda: choices(flash)),
         "absent": outcome(lambda: torch.ops._C.marlin_gemm),
         "asked": hasattr(torch.ops._C, "marlin_gemm"),

@@ -85,6 +85,18 @@ def test_models_are_made_with_attention_and_runner_that_do_without(
     assert found["sampler"] == "0"
 
 
+def test_deterministic_steps_are_cuda_graphs_without_compiled_code(found: dict[str, Any]) -> None:
+    assert found["graphs"] == {
+        "v2": False,
+        "norm": ["vllm_c", "native"],
+        "attention": ["PortableAttentionImpl"],
+        "eager": False,
+        "mode": "NONE",
+        "graphs": "FULL_DECODE_ONLY",
+        "least": 1,
+    }
+
+
 def test_layers_have_their_native_bits(found: dict[str, Any]) -> None:
     assert len(found["native bits"]) == 19
     assert [name for name, same in found["native bits"].items() if not same] == []
