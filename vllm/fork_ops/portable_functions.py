@@ -63,7 +63,7 @@ def portable_map(
     Raises:
         RuntimeError: x has another dtype or is not contiguous, or there is no such function.
     """
-    return row_digits.call("portable_map", consumer, x.shape[-1] if x.dim() else 1, x, function)
+    return row_digits.call("portable_map", consumer, x, function)
 
 
 def portable_gated(
@@ -86,4 +86,4 @@ def portable_gated(
         RuntimeError: x has another dtype, is not contiguous or has an odd last dimension, or there
             is no such function.
     """
-    return row_digits.call("portable_gated", consumer, x.shape[-1] // 2, x, function)
+    return row_digits.call("portable_gated", consumer, x, function, parts=2)

@@ -54,7 +54,7 @@ def portable_rms_norm(
         RuntimeError: a dtype, shape or layout is none of these, or epsilon is negative.
     """
     arguments = (residual, weight, None, epsilon, weight_offset, False)
-    return row_digits.call("portable_norm", consumer, x.shape[-1], x, *arguments)
+    return row_digits.call("portable_norm", consumer, x, *arguments)
 
 
 def portable_layer_norm(
@@ -84,4 +84,4 @@ def portable_layer_norm(
         RuntimeError: a dtype, shape or layout is none of these, or epsilon is negative.
     """
     arguments = (residual, weight, bias, epsilon, 0.0, True)
-    return row_digits.call("portable_norm", consumer, x.shape[-1], x, *arguments)
+    return row_digits.call("portable_norm", consumer, x, *arguments)

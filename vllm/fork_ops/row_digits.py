@@ -29,29 +29,27 @@ def has_digits(device: torch.device) -> bool:
 
 
 def call(
-    name: str, consumer: PackedWeight | None, size: int, x: torch.Tensor, *arguments: Any
+    name: str, consumer: PackedWeight | None, x: torch.Tensor, *arguments: Any, parts: int = 1
 ) -> torch.Tensor:
     """Call an operator of norms or activations.
 
     Args:
         name: of the operator; that which makes digits, too, is called `name`_digits.
         consumer: the weight that the result is multiplied with; None if that is not known.
-        size: columns of the result.
         x: the operator's first argument.
         arguments: the others.
+        parts: of the columns of `x`, one of which the result has.
 
     Raises:
         RuntimeError: `consumer` has another number of input channels, or see the operator.
     """
-    if consumer is not None and consumer.in_features != size:
-        raise RuntimeError(
-            f"{name}: its consumer must have {size} input channels, as many as the result has "
-            f"columns, but has {consumer.in_features}."
-        )
-    if consumer is None or not (
-        0 < x.numel() // x.shape[-1] <= _MOST_ROWS and has_digits(x.device)
-    ):
+    if consumer is None or not has_digits(x.device) or not 0 < _rows_of(x) <= _MOST_ROWS:
         return getattr(torch.ops.vllm_fork, name)(x, *arguments)
+    if consumer.in_features != x.shape[-1] // parts:
+        raise RuntimeError(
+            f"{name}: its consumer must have {x.shape[-1] // parts} input channels, as many as the "
+            f"result has columns, but has {consumer.in_features}."
+        )
     result, digits = getattr(torch.ops.vllm_fork, f"{name}_digits")(
         x, *arguments, consumer.exponents, consumer.out_features, consumer.segments
     )
