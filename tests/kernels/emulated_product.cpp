@@ -1,18 +1,11 @@
-// The CUDA implementation of the portable product as a library of C functions, on a CPU.
-//
-// Each returns whether it went well; failure() says what did not.
+// The CUDA implementation of the portable product as a library of C functions, on a CPU. Those that
+// launch kernels say what has gone wrong.
 #include "cuda/portable_product.cu"
+#include "emulated_launch.h"
 
 namespace {
 
 using namespace vllm_fork;
-
-bool is_good(cudaError_t error) { return error == cudaSuccess && emulation::failure.empty(); }
-
-void begin(uint64_t seed) {
-  emulation::failure.clear();
-  emulation::schedule_seed = seed;
-}
 
 Format format_numbered(int64_t number) { return static_cast<Format>(number); }
 
@@ -47,43 +40,50 @@ int64_t workspace_bytes(int64_t outputs, int64_t inputs, int64_t segments, int64
                                  gpu_of(processors, cores, splits));
 }
 
-bool product(int64_t outputs, int64_t inputs, int64_t segments, int64_t rows, int64_t processors,
-             int64_t cores, int64_t splits, uint64_t seed, const void* x, int64_t stride,
-             int64_t x_format, const uint8_t* packed, const int8_t* exponents, const void* bias,
-             int64_t bias_format, void* result, int64_t result_format, uint8_t* workspace) {
-  begin(seed);
-  return is_good(launch_portable_product(
-      {outputs, inputs, segments}, {x, stride, rows, format_numbered(x_format), exponents}, packed,
-      workspace, {result, format_numbered(result_format), bias, format_numbered(bias_format)},
-      gpu_of(processors, cores, splits), nullptr));
+const char* product(int64_t outputs, int64_t inputs, int64_t segments, int64_t rows,
+                    int64_t processors, int64_t cores, int64_t splits, uint64_t seed,
+                    const void* x, int64_t stride, int64_t x_format, const uint8_t* packed,
+                    const int8_t* exponents, const void* bias, int64_t bias_format, void* result,
+                    int64_t result_format, uint8_t* workspace) {
+  return emulated(seed, [=] {
+    return launch_portable_product(
+        {outputs, inputs, segments}, {x, stride, rows, format_numbered(x_format), exponents},
+        packed, workspace,
+        {result, format_numbered(result_format), bias, format_numbered(bias_format)},
+        gpu_of(processors, cores, splits), nullptr);
+  });
 }
 
-bool sum(int64_t parts, int64_t rows, int64_t outputs, const float* partials, const void* bias,
-         int64_t bias_format, void* result, int64_t result_format) {
-  begin(1);
-  return is_good(launch_sum_partials(
-      partials, parts, rows, outputs,
-      {result, format_numbered(result_format), bias, format_numbered(bias_format)}, nullptr));
+const char* sum(int64_t parts, int64_t rows, int64_t outputs, const float* partials,
+                const void* bias, int64_t bias_format, void* result, int64_t result_format) {
+  return emulated(1, [=] {
+    return launch_sum_partials(
+        partials, parts, rows, outputs,
+        {result, format_numbered(result_format), bias, format_numbered(bias_format)}, nullptr);
+  });
 }
 
-bool pack(int64_t outputs, int64_t inputs, int64_t segments, const void* weight, int64_t format,
-          const int8_t* exponents, uint8_t* packed, unsigned long long* refused) {
-  begin(1);
-  return is_good(launch_pack_weight({outputs, inputs, segments}, {weight, format_numbered(format)},
-                                    exponents, packed, refused, nullptr));
+const char* pack(int64_t outputs, int64_t inputs, int64_t segments, const void* weight,
+                 int64_t format, const int8_t* exponents, uint8_t* packed,
+                 unsigned long long* refused) {
+  return emulated(1, [=] {
+    return launch_pack_weight({outputs, inputs, segments}, {weight, format_numbered(format)},
+                              exponents, packed, refused, nullptr);
+  });
 }
 
-bool unpack(int64_t outputs, int64_t inputs, int64_t segments, const uint8_t* packed,
-            const int8_t* exponents, float* weight) {
-  begin(1);
-  return is_good(
-      launch_unpack_weight({outputs, inputs, segments}, packed, exponents, weight, nullptr));
+const char* unpack(int64_t outputs, int64_t inputs, int64_t segments, const uint8_t* packed,
+                   const int8_t* exponents, float* weight) {
+  return emulated(1, [=] {
+    return launch_unpack_weight({outputs, inputs, segments}, packed, exponents, weight, nullptr);
+  });
 }
 
-bool statistics(int64_t outputs, int64_t inputs, const void* weight, int64_t format,
-                unsigned long long* sums) {
-  begin(1);
-  return is_good(
-      launch_channel_statistics({weight, format_numbered(format)}, outputs, inputs, sums, nullptr));
+const char* statistics(int64_t outputs, int64_t inputs, const void* weight, int64_t format,
+                       unsigned long long* sums) {
+  return emulated(1, [=] {
+    return launch_channel_statistics({weight, format_numbered(format)}, outputs, inputs, sums,
+                                     nullptr);
+  });
 }
 }

@@ -37,15 +37,17 @@ class EmulatedProduct:
     def compile(cls, folder: Path) -> "EmulatedProduct":
         """Compile the kernels with g++."""
         library = compile_emulation(SOURCE, folder)
-        library.failure.restype = ctypes.c_char_p
+        for name in ("failure", "statistics", "pack", "unpack", "product", "sum"):
+            getattr(library, name).restype = ctypes.c_char_p
         library.packed_bytes.restype = ctypes.c_int64
         library.workspace_bytes.restype = ctypes.c_int64
         library.chosen_tensor_cores.restype = ctypes.c_int64
         return cls(library)
 
     def _call(self, name: str, *arguments: Any) -> None:
-        function: Callable[..., int] = getattr(self.library, name)
-        assert function(*map(_argument, arguments)) & 0xFF, self.library.failure().decode()
+        function: Callable[..., bytes] = getattr(self.library, name)
+        failure = function(*map(_argument, arguments))
+        assert failure == b"", failure.decode()
 
     def tensor_cores(self, major: int, asked: str) -> TensorCores:
         """Return what a GPU of this compute capability multiplies with, if that is asked for."""
