@@ -128,6 +128,15 @@ def test_what_is_out_of_range_is_not_a_number() -> None:
     assert product.isnan().any(dim=1).tolist() == [True, True, True, False]
 
 
+def test_digits_of_what_has_changed_are_not_taken() -> None:
+    """As by a hook of a module."""
+    weight = packed(64)
+    result = portable_map(numbers(3, 64, seed=1), Function.RELU, weight)
+    result[1].mul_(2.0)
+    assert row_digits.of(result, weight) is None
+    assert_same(portable_product(result, weight), portable_product(result.clone(), weight))
+
+
 @pytest.mark.parametrize("rows", [0, 1537])
 def test_rows_that_make_no_digits(rows: int) -> None:
     weight = packed(64)

@@ -2,7 +2,8 @@
 
 A norm or an activation that is told which weight its result is multiplied with, its `consumer`,
 makes the digits of the result at once, and `portable_product` of that very tensor and that weight
-takes them: a kernel less to launch, and the same bits. Nothing may write to the result before.
+takes them: a kernel less to launch, and the same bits. Digits of a result that was written to since
+are not taken; in inference mode, where PyTorch does not count that, nothing may write to it.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def call(
     result, digits = getattr(torch.ops.vllm_fork, f"{name}_digits")(
         x, *arguments, consumer.exponents, consumer.out_features, consumer.segments
     )
-    result._row_digits = (digits, consumer)
+    result._row_digits = (digits, consumer, _version_of(result))
     return result
 
 
@@ -63,5 +64,10 @@ def _rows_of(x: torch.Tensor) -> int:
 
 def of(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor | None:
     """Return the digits that were made of `x` for a weight; None if there are none."""
-    digits, consumer = getattr(x, "_row_digits", (None, None))
-    return digits if consumer is weight else None
+    digits, consumer, version = getattr(x, "_row_digits", (None, None, None))
+    return digits if consumer is weight and version == _version_of(x) else None
+
+
+def _version_of(x: torch.Tensor) -> int | None:
+    """Return what grows when a tensor is written to; None in inference mode."""
+    return None if x.is_inference() else x._version
