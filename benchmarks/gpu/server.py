@@ -24,6 +24,9 @@ from typing import Any
 from benchmarks.gpu.engines import CACHE_BYTES, MODES, MOST_TOKENS, rates_of
 from benchmarks.gpu.measurements import sentence_of
 
+LONGEST_START = 280.0
+"""Seconds until the server must answer."""
+
 
 def flags_of(mode: str) -> list[str]:
     """Return a way's arguments as flags."""
@@ -33,10 +36,6 @@ def flags_of(mode: str) -> list[str]:
         if value is not True:
             flags.append(value if isinstance(value, str) else json.dumps(value))
     return flags
-
-
-LONGEST_START = 280.0
-"""Seconds until the server must answer."""
 
 
 @contextlib.contextmanager

@@ -37,6 +37,18 @@ int64_t rows_of(const Tensor& tensor) {
   return size == 0 ? 0 : tensor.numel() / size;
 }
 
+// Both kinds of activations, for a product: `result` is theirs, empty.
+TensorAndDigits activation_digits(const char* op, const Tensor& x, Function function,
+                                  const Tensor& result, const std::optional<Tensor>& exponents,
+                                  int64_t outputs, int64_t segments,
+                                  decltype(launch_portable_map_digits)& launcher) {
+  const RowDigits digits =
+      new_digits(op, x, rows_of(result), exponents, {outputs, result.size(-1), segments});
+  STD_CUDA_CHECK(launcher(x.data_ptr(), result.data_ptr(), format_of(x), function, digits.target,
+                          current_stream(x)));
+  return {result, digits.memory};
+}
+
 TensorAndDigits portable_map_digits(Tensor x, std::string function,
                                     std::optional<Tensor> exponents, int64_t outputs,
                                     int64_t segments) {
@@ -45,12 +57,8 @@ TensorAndDigits portable_map_digits(Tensor x, std::string function,
   check_map(x);
   check(x.dim() >= 1, kOp, ": x must have rows.");
   const DeviceGuard guard(x.get_device_index());
-  const RowDigits digits =
-      new_digits(kOp, x, rows_of(x), exponents, {outputs, x.size(-1), segments});
-  Tensor result = torch::stable::empty_like(x);
-  STD_CUDA_CHECK(launch_portable_map_digits(x.data_ptr(), result.data_ptr(), format_of(x), chosen,
-                                            digits.target, current_stream(x)));
-  return {result, digits.memory};
+  return activation_digits(kOp, x, chosen, torch::stable::empty_like(x), exponents, outputs,
+                           segments, launch_portable_map_digits);
 }
 
 Tensor gated_result(const Tensor& x) {
@@ -77,12 +85,8 @@ TensorAndDigits portable_gated_digits(Tensor x, std::string function,
   const Function chosen = function_named(kOp, function);
   check_gated(x);
   const DeviceGuard guard(x.get_device_index());
-  const RowDigits digits =
-      new_digits(kOp, x, rows_of(x), exponents, {outputs, x.size(-1) / 2, segments});
-  Tensor result = gated_result(x);
-  STD_CUDA_CHECK(launch_portable_gated_digits(x.data_ptr(), result.data_ptr(), format_of(x), chosen,
-                                              digits.target, current_stream(x)));
-  return {result, digits.memory};
+  return activation_digits(kOp, x, chosen, gated_result(x), exponents, outputs, segments,
+                           launch_portable_gated_digits);
 }
 
 NormParameter parameter_of(const std::optional<Tensor>& tensor) {

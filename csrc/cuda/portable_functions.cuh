@@ -133,28 +133,28 @@ cudaError_t launch_portable_gated(const void* x, void* result, Format format, in
   });
 }
 
-cudaError_t launch_portable_map_digits(const void* x, void* result, Format format,
-                                       Function function, const DigitTarget& target,
-                                       cudaStream_t stream) {
+template <template <typename> class Rows>
+cudaError_t launch_activation_digits(const void* x, void* result, Format format, Function function,
+                                     const DigitTarget& target, cudaStream_t stream) {
   if (target.rows == 0) return cudaSuccess;
   return with_number(format, [&](auto number) {
     using Number = decltype(number);
-    const MappedRows<Number> rows{static_cast<const Number*>(x), static_cast<Number*>(result),
-                                  target.shape.inputs, function};
+    const Rows<Number> rows{static_cast<const Number*>(x), static_cast<Number*>(result),
+                            target.shape.inputs, function};
     return quantise_rows(target, rows, stream);
   });
+}
+
+cudaError_t launch_portable_map_digits(const void* x, void* result, Format format,
+                                       Function function, const DigitTarget& target,
+                                       cudaStream_t stream) {
+  return launch_activation_digits<MappedRows>(x, result, format, function, target, stream);
 }
 
 cudaError_t launch_portable_gated_digits(const void* x, void* result, Format format,
                                          Function function, const DigitTarget& target,
                                          cudaStream_t stream) {
-  if (target.rows == 0) return cudaSuccess;
-  return with_number(format, [&](auto number) {
-    using Number = decltype(number);
-    const GatedRows<Number> rows{static_cast<const Number*>(x), static_cast<Number*>(result),
-                                 target.shape.inputs, function};
-    return quantise_rows(target, rows, stream);
-  });
+  return launch_activation_digits<GatedRows>(x, result, format, function, target, stream);
 }
 
 }  // namespace vllm_fork

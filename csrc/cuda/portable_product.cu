@@ -24,8 +24,7 @@ cudaError_t launch_portable_product(const ProductShape& shape, const ProductRows
 DigitTarget digit_target(const ProductShape& shape, int64_t rows, const int8_t* equalised,
                          uint8_t* workspace, const Multiprocessors& gpu) {
   const ProductPlan plan = plan_on(shape, rows, gpu);
-  auto* counters = reinterpret_cast<int32_t*>(workspace + plan.digits_bytes);
-  return {shape, rows, equalised, workspace, counters, plan.counters};
+  return {shape, rows, equalised, workspace, plan.counters_in(workspace), plan.counters};
 }
 
 cudaError_t launch_product_of_digits(const ProductShape& shape, int64_t rows,

@@ -82,6 +82,9 @@ struct ProductPlan {
   int64_t partials;  // float
   int64_t pending;   // float
 
+  int32_t* counters_in(uint8_t* workspace) const {
+    return reinterpret_cast<int32_t*>(workspace + digits_bytes);
+  }
   int64_t bytes() const { return digits_bytes + 4 * (counters + partials + pending); }
 };
 
@@ -140,7 +143,7 @@ cudaError_t multiply(const ProductShape& shape, int64_t rows, const uint8_t* pac
                      uint8_t* workspace, const ProductResult& result, const Multiprocessors& gpu,
                      cudaStream_t stream) {
   const ProductPlan plan = plan_of<Tile>(shape, rows, gpu);
-  auto* counters = reinterpret_cast<int32_t*>(workspace + plan.digits_bytes);
+  int32_t* counters = plan.counters_in(workspace);
   auto* partials = reinterpret_cast<float*>(counters + plan.counters);
   const TileGrid<Tile> grid(shape, rows);
   const ProductWork work{
