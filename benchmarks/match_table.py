@@ -65,7 +65,11 @@ def model_folder(name: str, work: Path) -> tuple[Path, str]:
     folder = work / "models" / name
     if not (folder / "config.json").exists():
         make_random_model(name, folder, num_layers=layers, narrow=narrow)
-    return folder, f"random, {NUM_LAYERS} narrow layers" if narrow else "random, full size"
+    size = f"{NUM_LAYERS} narrow layers" if narrow else "full size"
+    # Transformers has no class of such a model: not the published code, but ours, is compared.
+    has_code = "auto_map" in json.loads((folder / "config.json").read_text())
+    ours = "; Transformers' side is this project's definition" if has_code else ""
+    return folder, f"random, {size}{ours}"
 
 
 def answer(

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.match_causes import UNEXPLAINED
 from benchmarks.match_report import KINDS, MODES, MatchRow, as_markdown, compare_sides
-from benchmarks.match_table import _first_error, merge
+from benchmarks.match_table import _first_error, merge, model_folder
 from tests.engines import ROOT
 
 PAGE = ROOT / "docs" / "match-table"
@@ -106,3 +106,9 @@ def test_the_committed_rows_keep_what_is_promised(committed: dict[str, Any]) -> 
             assert one.is_equal, (one.model, one.dtype)
         if one.mode != "upstream":
             assert one.is_equal or one.cause not in (None, UNEXPLAINED), (one.model, one.dtype)
+
+
+@pytest.mark.parametrize("name", ["internlm2-1.8b", "gpt2"])
+def test_a_definition_of_ours_is_said_to_be_one(name: str, tmp_path: Path) -> None:
+    _, kind = model_folder(name, tmp_path)
+    assert ("this project's definition" in kind) == (name == "internlm2-1.8b")

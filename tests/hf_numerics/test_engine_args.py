@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PretrainedConfig
 
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
@@ -75,6 +75,26 @@ def test_first_shard_decides(tmp_path: Path) -> None:
 
 def test_no_checkpoint_leaves_it_to_upstream(tmp_path: Path) -> None:
     assert hf_dtype(str(tmp_path), None, PretrainedConfig()) is None
+
+
+@pytest.fixture
+def gemma(tmp_path: Path) -> Path:
+    """The folder of a configuration in float16, which vLLM refuses for this architecture."""
+    config = Gemma2Config(**SIZES, architectures=["Gemma2ForCausalLM"], dtype="float16")
+    config.save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("mode", [True, "exact"])
+def test_gemma_has_float16_as_in_transformers(gemma: Path, mode: bool | str) -> None:
+    assert engine_config(gemma, hf_compat=mode).model_config.dtype == torch.float16
+    with pytest.raises(ValueError, match="'gemma2' does not support float16"):
+        engine_config(gemma, dtype="float16")  # upstream's rule again, in the same process
+
+
+def test_gemma_has_no_float16_in_deterministic_mode(gemma: Path) -> None:
+    with pytest.raises(ValueError, match="'gemma2' does not support float16"):
+        engine_config(gemma, hf_compat=True, deterministic=True)
 
 
 @pytest.mark.parametrize(

@@ -18,5 +18,5 @@ With ``hf_compat="exact"``, the Transformers model itself runs in vLLM's engine:
 * :mod:`.executor` - the threads of its process on CPU.
 * :mod:`.kv_pages` - keys and values in vLLM's KV cache.
 
-:mod:`.engine_args` has what both ask of an engine.
+:mod:`.engine_args` has what both ask of an engine; :mod:`.dtype` and :mod:`.float16`, the dtypes.
 """
