@@ -9,8 +9,6 @@ _FLOAT32 = (
     'last bits, and a token where two are that close. `hf_compat="exact"` removes it.'
 )
 _SIXTEEN_BITS = {
-    "bloom-560m": "ALiBi",
-    "falcon-7b": "the attention of Falcon, which Transformers does not compute like other models',",
     "mixtral-8x7b": "mixtures of experts",
     "qwen3-30b-a3b": "mixtures of experts",
     "deepseek-v2-lite": "multi-head latent attention and mixtures of experts",

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from tests.engines import MODEL
 from vllm.config import CUDAGraphMode, VllmConfig, set_current_vllm_config
 from vllm.deterministic.attention import PortableAttentionImpl
+from vllm.deterministic.elementwise import PortableActivation
 from vllm.deterministic.layers import use_portable_layers
 from vllm.engine.arg_utils import EngineArgs
+from vllm.hf_numerics.formulas import BloomGELU
 from vllm.model_executor.layers.activation import FatreluAndMul, SiluAndMul
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.layernorm import RMSNorm
@@ -79,6 +82,21 @@ def test_an_activation_that_is_not_known_is_left_to_the_check_of_operations() ->
     model = Block(layer)
     use_portable_layers(model, config())
     assert model.get_submodule("block.layer") is layer
+
+
+def test_bloom_has_the_gelu_that_hf_compat_gives_it() -> None:
+    """Not the exact one, which is more than 1e-4 away at these numbers."""
+    model = Block(BloomGELU())
+    use_portable_layers(model, config())
+    layer = model.get_submodule("block.layer")
+    x = torch.linspace(-3, 3, 32)
+    assert type(layer) is PortableActivation
+    assert (
+        (layer(x) - BloomGELU()(x)).abs().max()
+        < 1e-6
+        < 1e-4
+        < (layer(x) - functional.gelu(x)).abs().max()
+    )
 
 
 def attention_numbers(backend: Any, **arguments: Any) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from tests.engines import MODEL, bundled_engine
 from tests.hf_compat.test_parity import as_prompts, token_ids
 from tests.reference import generate, prompt_ids
 from tests.sizes import size
+from tools.make_random_model import make_random_model
 from vllm import SamplingParams
 
 if TYPE_CHECKING:
@@ -72,6 +73,37 @@ def test_logits_of_a_request_in_bfloat16(
         ).logits
         ours = torch.from_numpy(output.outputs[0].logits)
         assert torch.equal(ours, torch.cat(theirs).float())
+
+
+@pytest.mark.parametrize("shape", ["bloom-560m", "falcon-7b"])
+def test_models_that_attend_in_their_own_way(shape: str, tmp_path: Path) -> None:
+    """BLOOM with ALiBi and an activation of its own, Falcon with one head of keys and values."""
+    from vllm import LLM
+
+    make_random_model(shape, tmp_path, num_layers=2, narrow=True)
+    hf = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    llm = LLM(
+        str(tmp_path),
+        dtype="bfloat16",
+        hf_compat=True,
+        skip_tokenizer_init=True,
+        max_model_len=256,
+        enforce_eager=True,
+        kv_cache_memory_bytes=1 << 26,
+    )
+    generator = torch.Generator().manual_seed(0)
+    prompts = [
+        torch.randint(3, hf.config.vocab_size, (length,), generator=generator).tolist()
+        for length in (1, 9, 130, 70)
+    ]
+    config = GenerationConfig(max_new_tokens=12, min_new_tokens=12, output_logits=True)
+    outputs = llm.generate(as_prompts(prompts), config, use_tqdm=False)
+    llm.llm_engine.engine_core.shutdown()
+    for prompt, output in zip(prompts, outputs, strict=True):
+        theirs = hf.generate(torch.tensor([prompt]), config, return_dict_in_generate=True)
+        assert list(output.outputs[0].token_ids) == theirs.sequences[0, len(prompt) :].tolist()
+        ours = torch.from_numpy(output.outputs[0].logits)
+        assert torch.equal(ours, torch.cat(theirs.logits).float())
 
 
 def test_two_ranks_share_one_key_value_head(

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
+from transformers.models.bloom.modeling_bloom import BloomGelu
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm as HFGemmaRMSNorm
 from transformers.models.gemma4.modeling_gemma4 import Gemma4RMSNorm
 from transformers.models.llama.modeling_llama import (
@@ -23,9 +24,11 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 from tests.hf_numerics.conftest import LoadModel
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.hf_numerics.attention import HFAttentionImpl
+from vllm.hf_numerics.formulas import BloomGELU
 from vllm.hf_numerics.layers import _follow_hf
 from vllm.hf_numerics.norms import Scaling, scaling_of
 from vllm.model_executor.layers.activation import (
+    GELU,
     FastGELU,
     GeluAndMul,
     NewGELU,
@@ -157,6 +160,24 @@ def test_plain_activations(
 ) -> None:
     x = adversarial((17, SIZE + 3), dtype)
     assert same(prepared(make())(x), ACT2FN[name](x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gelu_of_bloom(adversarial: Adversarial, dtype: torch.dtype) -> None:
+    x = adversarial((17, SIZE + 3), dtype)
+    assert same(BloomGELU()(x), BloomGelu()(x))
+    assert not same(BloomGelu()(x), GELU()(x))  # what vLLM has there
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bloom_has_its_gelu_in_every_dtype(load_model: LoadModel, dtype: str) -> None:
+    def activations(**flags: bool) -> list[type]:
+        model, _ = load_model("bloom-560m", dtype=dtype, **flags)
+        layers = [m for name, m in model.named_modules() if name.endswith(".gelu_impl")]
+        return [type(layer) for layer in layers]
+
+    assert activations() == [GELU]
+    assert activations(hf_compat=True) == [BloomGELU]
 
 
 # --- rotary embeddings ----------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from torch import nn
 from vllm.deterministic.elementwise import PortableActivation
 from vllm.deterministic.fusion import Source
 from vllm.fork_ops.portable_functions import Function, portable_gated
+from vllm.hf_numerics.formulas import BloomGELU
 from vllm.model_executor.layers.activation import (
     GELU,
     FastGELU,
@@ -30,6 +31,7 @@ _FUNCTIONS: dict[type[nn.Module], Function] = {
     GELU: Function.GELU,
     GELUTanh: Function.GELU_TANH,
     NewGELU: Function.GELU_TANH,
+    BloomGELU: Function.GELU_TANH,
     FastGELU: Function.GELU_TANH,
     QuickGELU: Function.QUICK_GELU,
     ReLUSquaredActivation: Function.SQUARED_RELU,

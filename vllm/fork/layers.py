@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from vllm.fork.flags import ForkFlags
-from vllm.hf_numerics.layers import drop_soft_caps, use_hf_layers
+from vllm.hf_numerics.formulas import use_hf_formulas
+from vllm.hf_numerics.layers import use_hf_layers
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -23,7 +24,7 @@ def prepare_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
     """
     flags = ForkFlags.of(vllm_config)
     if flags.hf_compat:
-        drop_soft_caps(model, vllm_config)
+        use_hf_formulas(model, vllm_config)
     if flags.is_portable:
         # Not before a model is made: models import what imports this module.
         from vllm.deterministic.layers import use_portable_layers

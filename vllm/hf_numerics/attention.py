@@ -21,25 +21,32 @@ class HFAttentionImpl(CPUAttentionBackendImpl):
     packed keys of vLLM's kernel: the cache is this layer's own.
     """
 
+    has_slopes = False
+    """Whether scores have ALiBi's slopes (Press et al., 2021)."""
+    may_use_operator = True
+    """Whether single tokens have the bits of this project's operator for ``sdpa`` in pages."""
+
     def __init__(self, upstream: CPUAttentionBackendImpl, scales_query: bool) -> None:
         self.__dict__.update(vars(upstream))
         self._scales_query = scales_query
         groups = self.num_heads // self.num_kv_heads
         self._module: Any = SimpleNamespace(num_key_value_groups=groups, is_causal=True)
         # Transformers repeats larger heads, and one operator would not have its bits.
-        self._has_operator = has_paged_sdpa(torch.device("cpu")) and (
-            groups == 1 or self.head_size <= 256
+        self._has_operator = (
+            self.may_use_operator
+            and has_paged_sdpa(torch.device("cpu"))
+            and (groups == 1 or self.head_size <= 256)
         )
 
-    @staticmethod
-    def can_replace(upstream: object) -> bool:
-        """Whether `upstream` computes what ``sdpa_attention_forward`` does."""
+    @classmethod
+    def can_replace(cls, upstream: object) -> bool:
+        """Whether `upstream` computes what this class does."""
         if not isinstance(upstream, CPUAttentionBackendImpl):
             return False
         return (
             type(upstream) is CPUAttentionBackendImpl
             and upstream.attn_type == AttentionType.DECODER
-            and upstream.alibi_slopes is None
+            and (upstream.alibi_slopes is not None) == cls.has_slopes
             and not upstream.logits_soft_cap
             and upstream.sinks is None
             and not upstream.is_fp8_kv_cache
@@ -141,10 +148,32 @@ class HFAttentionImpl(CPUAttentionBackendImpl):
             mask = self._mask(length)
         elif self.sliding_window > 0:
             keys_values = keys_values[:, -self.sliding_window :]
-        key, value = keys_values[None].chunk(2, dim=-1)
-        by_head = query.transpose(0, 1)[None]
-        attended, _ = sdpa_attention_forward(self._module, by_head, key, value, mask, scaling=scale)
-        return attended[0, -num_queries:]
+        key, value = keys_values.chunk(2, dim=-1)
+        return self._attend_whole(query.transpose(0, 1), key, value, mask, scale)[-num_queries:]
+
+    def _attend_whole(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        scale: float,
+    ) -> torch.Tensor:
+        """Attend from all positions of one request, or from its last one.
+
+        Args:
+            query: [heads, num_queries, head_size].
+            key: [kv heads, length, head_size].
+            value: as `key`.
+            mask: bool [1, 1, length, length], True where a query attends; None if it is causal.
+            scale: factor of the scores.
+
+        Returns:
+            [num_queries, heads, head_size].
+        """
+        by_head = (x[None] for x in (query, key, value))
+        attended, _ = sdpa_attention_forward(self._module, *by_head, mask, scaling=scale)
+        return attended[0]
 
     def _mask(self, length: int) -> torch.Tensor | None:
         """Return the mask that ``masking_utils.sdpa_mask`` makes, [1, 1, length, length], for a

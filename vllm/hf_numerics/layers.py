@@ -20,12 +20,10 @@ from vllm.hf_numerics.activations import (
     forward_mul_and_silu,
     forward_silu_and_mul,
 )
-from vllm.hf_numerics.attn_implementation import attn_implementation
 from vllm.hf_numerics.linear import use_plain_products
 from vllm.hf_numerics.norms import forward_gemma_rms_norm, forward_rms_norm, scaling_of
 from vllm.hf_numerics.rotary import use_hf_angles
 from vllm.hf_numerics.split_linear import split_projections
-from vllm.logger import init_logger
 from vllm.model_executor.custom_op import CustomOp
 from vllm.model_executor.layers.activation import (
     GELU,
@@ -46,8 +44,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
     from vllm.config import VllmConfig
-
-logger = init_logger(__name__)
 
 _GATED: dict[type[CustomOp], Callable[..., Any]] = {
     SiluAndMul: forward_silu_and_mul,
@@ -116,28 +112,12 @@ def _forward_of(layer: CustomOp, config: PreTrainedConfig) -> Callable[..., Any]
     return None
 
 
-def drop_soft_caps(model: nn.Module, vllm_config: VllmConfig) -> None:
-    """Leave attention scores as they are (Gemma 2's, for one), as ``sdpa_attention_forward`` does,
-    which takes no ``softcap``; it is what Transformers chooses unless asked otherwise.
-    """
-    if attn_implementation(vllm_config.model_config) not in (None, "sdpa"):
-        return
-    for layer in model.modules():
-        implementation: Any = getattr(layer, "impl", None)
-        if getattr(implementation, "logits_soft_cap", None):
-            implementation.logits_soft_cap = 0
-            logger.info_once(
-                "hf_compat: attention scores are not capped, as with Transformers' "
-                'attn_implementation="sdpa"; hf_overrides={"attn_implementation": "eager"} caps '
-                "them."
-            )
-
-
 def _use_hf_attention(model: nn.Module, config: PreTrainedConfig) -> None:
     # The backend's module needs the platform's kernels, which other platforms do not have.
-    from vllm.hf_numerics.attention import HFAttentionImpl
+    from vllm.hf_numerics.model_attention import attention_of
 
+    kind = attention_of(config)
     for layer in model.modules():
         upstream = getattr(layer, "impl", None)
-        if HFAttentionImpl.can_replace(upstream):
-            layer.impl = HFAttentionImpl(upstream, config.model_type in _SCALES_QUERY)
+        if kind.can_replace(upstream):
+            layer.impl = kind(upstream, config.model_type in _SCALES_QUERY)
