@@ -82,16 +82,25 @@ def test_bloom(dtype: torch.dtype, heads: int, size: int) -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize(("heads", "size"), [(71, 64), (5, 32)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size", "is_new"),
+    [(71, 1, 64, False), (5, 1, 32, False), (16, 4, 64, True), (8, 1, 64, True)],
+)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_multi_query(dtype: torch.dtype, heads: int, size: int) -> None:
-    config = FalconConfig(hidden_size=heads * size, num_attention_heads=heads)
+def test_falcon(dtype: torch.dtype, heads: int, kv_heads: int, size: int, is_new: bool) -> None:
+    """One head of keys and values, or in the new models groups of heads that share one."""
+    config = FalconConfig(
+        hidden_size=heads * size,
+        num_attention_heads=heads,
+        num_kv_heads=kv_heads,
+        new_decoder_architecture=is_new,
+    )
     config._attn_implementation = "sdpa"
     theirs = attention_alone(FalconAttention(config, 0))
-    ours = make_impl(MultiQueryAttentionImpl, heads, 1, size)
+    ours = make_impl(attention_of(config), heads, kv_heads, size)
     for length in PROMPTS:
-        x = torch.randn(length + NUM_DECODED, heads + 2, size).to(dtype)
-        query, keys_values = x[:, :-2], x[:, -2:].flatten(1)[None]
+        x = torch.randn(length + NUM_DECODED, kv_heads, heads // kv_heads + 2, size).to(dtype)
+        query, keys_values = x[:, :, :-2].flatten(1, 2), x[:, :, -2:].flatten(2).transpose(0, 1)
         cache = DynamicCache()
         for begin, end in steps(length):
             still = torch.zeros(1, end - begin, size, dtype=dtype)
