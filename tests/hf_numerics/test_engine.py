@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     GenerationConfig,
     LlamaConfig,
@@ -78,23 +79,47 @@ def test_logits_of_a_request_in_bfloat16(
 @pytest.mark.parametrize("shape", ["bloom-560m", "falcon-7b"])
 def test_models_that_attend_in_their_own_way(shape: str, tmp_path: Path) -> None:
     """BLOOM with ALiBi and an activation of its own, Falcon with one head of keys and values."""
+    make_random_model(shape, tmp_path, num_layers=2, narrow=True)
+    expect_logits_of_transformers(tmp_path, (1, 9, 130, 70), max_model_len=256)
+
+
+def test_short_factors_of_longrope(tmp_path: Path) -> None:
+    """A long Phi-3, whose longest text is left to the engine."""
+    make_random_model("phi3-mini", tmp_path, num_layers=2, narrow=True)
+    config = AutoConfig.from_pretrained(tmp_path)
+    config.max_position_embeddings = 256
+    config.original_max_position_embeddings = 64
+    half = config.hidden_size // config.num_attention_heads // 2
+    config.rope_parameters = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 1.0,
+        "short_factor": [1.0 + i / half for i in range(half)],
+        "long_factor": [4.0] * half,
+        "original_max_position_embeddings": 64,
+    }
+    config.save_pretrained(tmp_path)
+    expect_logits_of_transformers(tmp_path, (1, 9, 52))
+
+
+def expect_logits_of_transformers(folder: Path, lengths: Sequence[int], **arguments: Any) -> None:
+    """In bfloat16, to the last bit, for random prompts of some lengths in one batch."""
     from vllm import LLM
 
-    make_random_model(shape, tmp_path, num_layers=2, narrow=True)
-    hf = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    hf = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
     llm = LLM(
-        str(tmp_path),
+        str(folder),
         dtype="bfloat16",
         hf_compat=True,
         skip_tokenizer_init=True,
-        max_model_len=256,
         enforce_eager=True,
         kv_cache_memory_bytes=1 << 26,
+        **arguments,
     )
     generator = torch.Generator().manual_seed(0)
     prompts = [
         torch.randint(3, hf.config.vocab_size, (length,), generator=generator).tolist()
-        for length in (1, 9, 130, 70)
+        for length in lengths
     ]
     config = GenerationConfig(max_new_tokens=12, min_new_tokens=12, output_logits=True)
     outputs = llm.generate(as_prompts(prompts), config, use_tqdm=False)

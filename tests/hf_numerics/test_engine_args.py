@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PretrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    LlamaConfig,
+    Phi3Config,
+    PretrainedConfig,
+)
 
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
@@ -40,8 +46,8 @@ def write_model(folder: Path, dtype: torch.dtype, *, in_config: bool) -> Path:
 
 
 def engine_config(folder: Path, **arguments: Any) -> VllmConfig:
-    args = EngineArgs(str(folder), skip_tokenizer_init=True, max_model_len=64, **arguments)
-    return args.create_engine_config()
+    arguments = {"max_model_len": 64} | arguments
+    return EngineArgs(str(folder), skip_tokenizer_init=True, **arguments).create_engine_config()
 
 
 @pytest.mark.parametrize("in_config", [True, False])
@@ -95,6 +101,51 @@ def test_gemma_has_float16_as_in_transformers(gemma: Path, mode: bool | str) -> 
 def test_gemma_has_no_float16_in_deterministic_mode(gemma: Path) -> None:
     with pytest.raises(ValueError, match="'gemma2' does not support float16"):
         engine_config(gemma, hf_compat=True, deterministic=True)
+
+
+@pytest.fixture
+def long_phi3(tmp_path: Path) -> Path:
+    """The folder of a configuration with LongRoPE, trained with 64 tokens and then with 256."""
+    config = Phi3Config(
+        **SIZES | {"num_attention_heads": 3},
+        architectures=["Phi3ForCausalLM"],
+        dtype="bfloat16",
+        max_position_embeddings=256,
+        original_max_position_embeddings=64,
+        pad_token_id=0,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 1.0,
+            "short_factor": [1.0] * 16,
+            "long_factor": [4.0] * 16,
+        },
+    )
+    config.save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("given", "flags", "longest"),
+    [
+        (None, {"hf_compat": True}, 64),
+        (-1, {"hf_compat": True}, 64),
+        (48, {"hf_compat": True}, 48),
+        (256, {"hf_compat": "exact"}, 256),
+        (256, {}, 256),
+    ],
+)
+def test_texts_have_the_factors_of_longrope_that_transformers_gives_them(
+    long_phi3: Path, given: int | None, flags: dict[str, Any], longest: int
+) -> None:
+    config = engine_config(long_phi3, max_model_len=given, **flags)
+    assert config.model_config.max_model_len == longest
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_longer_texts_with_longrope_are_refused(long_phi3: Path, deterministic: bool) -> None:
+    with pytest.raises(ValueError, match=r"use max_model_len=64, or hf_compat=\"exact\"\.$"):
+        engine_config(long_phi3, max_model_len=65, hf_compat=True, deterministic=deterministic)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import torch
 
 from vllm.fork.model_config import config_of
 from vllm.hf_numerics.dtype import hf_dtype
+from vllm.hf_numerics.longrope import check_length_with_longrope
 from vllm.hf_numerics.tensor_parallel import check_tensor_parallel_size
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
@@ -30,7 +31,8 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
     Nothing changes without the flags.
 
     Raises:
-        ValueError: see `check_tensor_parallel_size`, or exact mode does not go with an argument.
+        ValueError: see `check_tensor_parallel_size` and `check_length_with_longrope`, or exact mode
+            does not go with an argument.
     """
     if flags.hf_compat == "exact":
         _prepare_exact(args, flags)
@@ -40,6 +42,8 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
         return
     if args.dtype == "auto" and (dtype := hf_dtype(args.model, args.revision, config_of(args))):
         args.dtype = dtype
+    if flags.hf_compat != "exact":
+        check_length_with_longrope(args, config_of(args).get_text_config())
     if flags.is_portable:
         return  # layers of its own
     if args.load_format != LOAD_FORMAT and args.dtype in ("float32", torch.float32):
