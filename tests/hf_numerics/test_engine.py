@@ -19,6 +19,7 @@ from transformers import (
 
 from tests.engines import MODEL, bundled_engine
 from tests.hf_compat.test_parity import as_prompts, token_ids
+from tests.longrope import use_longrope
 from tests.reference import generate, prompt_ids
 from tests.sizes import size
 from tools.make_random_model import make_random_model
@@ -61,49 +62,28 @@ def test_logits_of_a_request_in_bfloat16(
     bfloat16_engine: LLM, hf_bfloat16: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     """The very bits, beside requests of other lengths."""
-    prompts = prompt_ids(tokenizer, 5)
-    outputs = bfloat16_engine.generate(
-        as_prompts(prompts), max_new_tokens=12, output_logits=True, use_tqdm=False
-    )
-    for prompt, output in zip(prompts, outputs, strict=True):
-        theirs = hf_bfloat16.generate(
-            torch.tensor([prompt]),
-            max_new_tokens=12,
-            output_logits=True,
-            return_dict_in_generate=True,
-        ).logits
-        ours = torch.from_numpy(output.outputs[0].logits)
-        assert torch.equal(ours, torch.cat(theirs).float())
+    config = GenerationConfig(max_new_tokens=12, output_logits=True)
+    expect_logits(bfloat16_engine, hf_bfloat16, prompt_ids(tokenizer, 5), config)
 
 
 @pytest.mark.parametrize("shape", ["bloom-560m", "falcon-7b"])
 def test_models_that_attend_in_their_own_way(shape: str, tmp_path: Path) -> None:
     """BLOOM with ALiBi and an activation of its own, Falcon with one head of keys and values."""
     make_random_model(shape, tmp_path, num_layers=2, narrow=True)
-    expect_logits_of_transformers(tmp_path, (1, 9, 130, 70), max_model_len=256)
+    expect_random_prompts_logits(tmp_path, (1, 9, 130, 70), max_model_len=256)
 
 
 def test_short_factors_of_longrope(tmp_path: Path) -> None:
     """A long Phi-3, whose longest text is left to the engine."""
     make_random_model("phi3-mini", tmp_path, num_layers=2, narrow=True)
     config = AutoConfig.from_pretrained(tmp_path)
-    config.max_position_embeddings = 256
-    config.original_max_position_embeddings = 64
-    half = config.hidden_size // config.num_attention_heads // 2
-    config.rope_parameters = {
-        "rope_type": "longrope",
-        "rope_theta": 10000.0,
-        "partial_rotary_factor": 1.0,
-        "short_factor": [1.0 + i / half for i in range(half)],
-        "long_factor": [4.0] * half,
-        "original_max_position_embeddings": 64,
-    }
+    use_longrope(config, trained=64)
     config.save_pretrained(tmp_path)
-    expect_logits_of_transformers(tmp_path, (1, 9, 52))
+    expect_random_prompts_logits(tmp_path, (1, 9, 52))
 
 
-def expect_logits_of_transformers(folder: Path, lengths: Sequence[int], **arguments: Any) -> None:
-    """In bfloat16, to the last bit, for random prompts of some lengths in one batch."""
+def expect_random_prompts_logits(folder: Path, lengths: Sequence[int], **arguments: Any) -> None:
+    """Those of Transformers in bfloat16, for random prompts of some lengths in one batch."""
     from vllm import LLM
 
     hf = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
@@ -122,8 +102,15 @@ def expect_logits_of_transformers(folder: Path, lengths: Sequence[int], **argume
         for length in lengths
     ]
     config = GenerationConfig(max_new_tokens=12, min_new_tokens=12, output_logits=True)
-    outputs = llm.generate(as_prompts(prompts), config, use_tqdm=False)
+    expect_logits(llm, hf, prompts, config)
     llm.llm_engine.engine_core.shutdown()
+
+
+def expect_logits(
+    llm: LLM, hf: PreTrainedModel, prompts: list[list[int]], config: GenerationConfig
+) -> None:
+    """Those of Transformers, and so its tokens, to the last bit."""
+    outputs = llm.generate(as_prompts(prompts), config, use_tqdm=False)
     for prompt, output in zip(prompts, outputs, strict=True):
         theirs = hf.generate(torch.tensor([prompt]), config, return_dict_in_generate=True)
         assert list(output.outputs[0].token_ids) == theirs.sequences[0, len(prompt) :].tolist()

@@ -17,6 +17,7 @@ from transformers import (
     PretrainedConfig,
 )
 
+from tests.longrope import use_longrope
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.hf_numerics.dtype import hf_dtype
@@ -110,17 +111,9 @@ def long_phi3(tmp_path: Path) -> Path:
         **SIZES | {"num_attention_heads": 3},
         architectures=["Phi3ForCausalLM"],
         dtype="bfloat16",
-        max_position_embeddings=256,
-        original_max_position_embeddings=64,
         pad_token_id=0,
-        rope_parameters={
-            "rope_type": "longrope",
-            "rope_theta": 10000.0,
-            "partial_rotary_factor": 1.0,
-            "short_factor": [1.0] * 16,
-            "long_factor": [4.0] * 16,
-        },
     )
+    use_longrope(config, trained=64)
     config.save_pretrained(tmp_path)
     return tmp_path
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from tests.longrope import use_longrope
 from tests.sizes import size
 from tools.make_int8_model import FORMATS, make_int8_model
 from tools.make_random_model import make_random_model
@@ -148,16 +149,7 @@ def test_a_text_that_outgrows_the_first_context(tmp_path: Path) -> None:
     torch.manual_seed(0)
     make_random_model("phi3-mini", tmp_path, num_layers=2, narrow=True)
     config = AutoConfig.from_pretrained(tmp_path)
-    half = config.hidden_size // config.num_attention_heads // 2
-    config.max_position_embeddings = 256
-    config.original_max_position_embeddings = 42
-    config.rope_parameters = {
-        "rope_type": "longrope",
-        "rope_theta": 10000.0,
-        "short_factor": [1.0] * half,
-        "long_factor": [2.0] * half,
-        "original_max_position_embeddings": 42,
-    }
+    use_longrope(config, trained=42)
     model = AutoModelForCausalLM.from_pretrained(
         tmp_path, config=config, dtype=torch.float32
     ).eval()

@@ -40,10 +40,11 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
         check_tensor_parallel_size(args.tensor_parallel_size, config_of(args).get_text_config())
     if not flags.hf_compat:
         return
-    if args.dtype == "auto" and (dtype := hf_dtype(args.model, args.revision, config_of(args))):
+    config = config_of(args)
+    if args.dtype == "auto" and (dtype := hf_dtype(args.model, args.revision, config)):
         args.dtype = dtype
     if flags.hf_compat != "exact":
-        check_length_with_longrope(args, config_of(args).get_text_config())
+        check_length_with_longrope(args, config.get_text_config())
     if flags.is_portable:
         return  # layers of its own
     if args.load_format != LOAD_FORMAT and args.dtype in ("float32", torch.float32):
