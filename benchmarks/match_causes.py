@@ -8,11 +8,10 @@ _FLOAT32 = (
     "In float32 the layers are vLLM's own, which add in another order: all logits differ in their "
     'last bits, and a token where two are that close. `hf_compat="exact"` removes it.'
 )
-_SIXTEEN_BITS = {
-    "mixtral-8x7b": "mixtures of experts",
-    "qwen3-30b-a3b": "mixtures of experts",
-    "deepseek-v2-lite": "multi-head latent attention and mixtures of experts",
-}
+_DEEPSEEK = (
+    "hf_compat computes multi-head latent attention and its mixtures of experts with vLLM's "
+    'kernels, which round elsewhere. `hf_compat="exact"` removes it.'
+)
 
 
 def cause_of(model: str, dtype: str, mode: str) -> str:
@@ -27,9 +26,4 @@ def cause_of(model: str, dtype: str, mode: str) -> str:
         )
     if dtype == "float32":
         return _FLOAT32
-    if (kernel := _SIXTEEN_BITS.get(model)) is not None:
-        return (
-            f"hf_compat computes {kernel} with vLLM's kernels, which round elsewhere. "
-            '`hf_compat="exact"` removes it.'
-        )
-    return UNEXPLAINED
+    return _DEEPSEEK if model.startswith("deepseek") else UNEXPLAINED

@@ -66,9 +66,9 @@ def test_logits_of_a_request_in_bfloat16(
     expect_logits(bfloat16_engine, hf_bfloat16, prompt_ids(tokenizer, 5), config)
 
 
-@pytest.mark.parametrize("shape", ["bloom-560m", "falcon-7b"])
-def test_models_that_attend_in_their_own_way(shape: str, tmp_path: Path) -> None:
-    """BLOOM with ALiBi and an activation of its own, Falcon with one head of keys and values."""
+@pytest.mark.parametrize("shape", ["bloom-560m", "falcon-7b", "qwen3-30b-a3b"])
+def test_models_with_operations_of_their_own(shape: str, tmp_path: Path) -> None:
+    """BLOOM with ALiBi and its own activation, Falcon with one head of keys, and experts."""
     make_random_model(shape, tmp_path, num_layers=2, narrow=True)
     expect_random_prompts_logits(tmp_path, (1, 9, 130, 70), max_model_len=256)
 

@@ -38,7 +38,7 @@ def test_each_request_gets_the_bits_it_has_alone(
     bias = torch.randn(1024, generator=generator).to(dtype)
     starts = [0, *range(1, 41), 57, 90]
     x = torch.randn(starts[-1], 512, generator=generator).to(dtype)
-    monkeypatch.setattr(linear, "_query_starts", lambda num_rows: starts)
+    monkeypatch.setattr(linear, "query_starts", lambda num_rows: starts)
     layer = SimpleNamespace(weight=torch.nn.Parameter(weight, False), bias=bias)
     rows: list[int] = []
 
@@ -67,7 +67,7 @@ def test_a_layer_that_transformers_stores_the_other_way_round(
     HFConv1DMethod().process_weights_after_loading(layer)
     starts = [0, *range(1, 41), 57, 90]
     x = torch.randn(starts[-1], width, generator=generator).to(dtype)
-    monkeypatch.setattr(linear, "_query_starts", lambda num_rows: starts)
+    monkeypatch.setattr(linear, "query_starts", lambda num_rows: starts)
     ours = layer.cpu_linear(x, layer.weight, theirs.bias)
     alone = torch.cat([theirs(x[begin:end]) for begin, end in pairwise(starts)])
     assert torch.equal(ours, alone)

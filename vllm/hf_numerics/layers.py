@@ -71,6 +71,7 @@ def use_hf_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
         _follow_hf(model, config)
         if current_platform.is_cpu():
             use_plain_products(model, config.model_type)
+            _use_hf_experts(model, config)
             _use_hf_attention(model, config)
     if flags.splits_projections:
         split_projections(model, required=flags.split_qkv is True)
@@ -121,3 +122,10 @@ def _use_hf_attention(model: nn.Module, config: PreTrainedConfig) -> None:
         upstream = getattr(layer, "impl", None)
         if kind.can_replace(upstream):
             layer.impl = kind(upstream, config.model_type in _SCALES_QUERY)
+
+
+def _use_hf_experts(model: nn.Module, config: PreTrainedConfig) -> None:
+    # vLLM's modules of experts import what imports this module.
+    from vllm.hf_numerics.experts import use_hf_experts
+
+    use_hf_experts(model, config)

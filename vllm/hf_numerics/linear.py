@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from vllm.forward_context import get_forward_context, is_forward_context_available
+from vllm.hf_numerics.requests import query_starts
 from vllm.hf_numerics.row_linear import Product, RowPlan, RowsApart, conv1d
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import (
@@ -130,7 +130,7 @@ def linear_by_request(
     rows = x.flatten(0, -2)
     products = [
         (by_row if is_single else whole)(rows[begin:end], weight, bias)
-        for is_single, begin, end in runs(_query_starts(rows.shape[0]))
+        for is_single, begin, end in runs(query_starts(rows.shape[0]))
     ]
     product = products[0] if len(products) == 1 else torch.cat(products)
     return product.view(*x.shape[:-1], -1)
@@ -151,14 +151,3 @@ def runs(starts: list[int]) -> list[tuple[bool, int, int]]:
         else:
             merged.extend((False, begin, end) for begin, end in members)
     return merged
-
-
-def _query_starts(num_rows: int) -> list[int]:
-    """Return where the requests of this step begin; one request, if the rows are not its tokens."""
-    if is_forward_context_available():
-        metadata = get_forward_context().attn_metadata
-        if isinstance(metadata, dict) and metadata:
-            starts = getattr(next(iter(metadata.values())), "query_start_loc", None)
-            if starts is not None and int(starts[-1]) == num_rows:
-                return starts.tolist()
-    return [0, num_rows]

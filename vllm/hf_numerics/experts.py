@@ -1,0 +1,159 @@
+"""Mixtures of experts with Hugging Face's bits: Transformers' own router and experts, on vLLM's
+weights, for each request alone.
+
+Which rows an expert multiplies together depends on the tokens that are sent to it, so other
+requests of a step would change the bits.
+"""
+
+from __future__ import annotations
+
+from copy import copy, deepcopy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from vllm.hf_numerics.requests import each_request
+from vllm.model_executor.layers.fused_moe.config import RoutingMethodType
+from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
+from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+    UnquantizedFusedMoEMethod,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+_MIXTURES = {"mixtral", "olmoe", "qwen2_moe", "qwen3_moe"}
+"""Models whose mixture in Transformers is a ``gate`` that routes, and ``experts`` with all weights
+in two tensors."""
+
+
+class HFRouter(BaseRouter):
+    """Sends tokens to experts as Transformers' router does.
+
+    Args:
+        upstream: vLLM's router.
+        router: Transformers' (``MixtralTopKRouter``, for one), with the weight of vLLM's gate.
+    """
+
+    def __init__(self, upstream: Any, router: nn.Module) -> None:
+        super().__init__(upstream.top_k, upstream.global_num_experts)
+        self._upstream = upstream
+        self._router = router
+
+    @property
+    def routing_method_type(self) -> RoutingMethodType:
+        """What vLLM calls this routing."""
+        return self._upstream.routing_method_type
+
+    def _compute_routing(
+        self,
+        hidden_states: torch.Tensor,
+        router_logits: torch.Tensor,
+        indices_type: torch.dtype | None,
+        *,
+        input_ids: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return weights, which are of the router's dtype, and indices, int64; [num_tokens, top_k].
+
+        The logits are computed again: the router does it together with all else.
+        """
+        weights, indices = each_request(lambda x: self._router(x)[1:], hidden_states)
+        return weights, indices
+
+
+class HFExpertsMethod(UnquantizedFusedMoEMethod):
+    """Computes experts as Transformers' module does, with the weights as they were loaded.
+
+    Args:
+        upstream: the method that the model made.
+        experts: Transformers' module (``MixtralExperts``, for one), whose weights are not read.
+    """
+
+    def __init__(self, upstream: UnquantizedFusedMoEMethod, experts: nn.Module) -> None:
+        super().__init__(upstream.moe)
+        self._template = [experts]  # in a list, for its weights are not the model's
+        self._experts: list[nn.Module] = []
+
+    @property
+    def is_monolithic(self) -> bool:
+        """Whether the method routes, too: a router does."""
+        return False
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Keep the weights: [num_experts, 2 * intermediate_size, hidden_size], the gates' rows
+        before the others, and [num_experts, hidden_size, intermediate_size].
+        """
+        weights = {"gate_up_proj": layer.w13_weight, "down_proj": layer.w2_weight}
+        self._experts = [_with_parameters(self._template[0], **weights)]
+
+    def apply(
+        self,
+        layer: Any,
+        x: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        shared_experts: Any,
+        shared_experts_input: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return the weighted sums of experts (``FusedMoEMethodBase.apply``).
+
+        Args:
+            layer: the layer this method was made for.
+            x: [num_tokens, hidden_size].
+            topk_weights: [num_tokens, top_k], of `HFRouter`.
+            topk_ids: int64, of the same shape.
+            shared_experts: not computed here, but by the caller.
+            shared_experts_input: likewise.
+
+        Returns:
+            Like `x`.
+        """
+        (experts,) = self._experts
+        (sums,) = each_request(lambda *rows: (experts(*rows),), x, topk_ids, topk_weights)
+        return sums
+
+
+def use_hf_experts(model: nn.Module, config: PreTrainedConfig) -> None:
+    """Give the mixtures of `model`, which is not loaded yet, Transformers' routers and experts.
+
+    Quantised experts, those with adapters, and those that are spread over ranks keep vLLM's.
+    """
+    if config.model_type not in _MIXTURES:
+        return
+    blocks = [block for block in model.modules() if _has_plain_experts(block)]
+    if not blocks:
+        return
+    mixture = _hf_mixture(config)
+    for block in blocks:
+        runner: Any = block.experts
+        gate: Any = block.gate
+        runner.router = HFRouter(runner.router, _with_parameters(mixture.gate, weight=gate.weight))
+        experts = runner.routed_experts
+        experts.quant_method = HFExpertsMethod(experts.quant_method, mixture.experts)
+
+
+def _has_plain_experts(block: nn.Module) -> bool:
+    runner = getattr(block, "experts", None)
+    if not isinstance(runner, MoERunner):
+        return False
+    config = runner.moe_config
+    is_plain = type(runner.routed_experts.quant_method) is UnquantizedFusedMoEMethod
+    return is_plain and not config.moe_parallel_config.use_ep and not config.is_lora_enabled
+
+
+def _hf_mixture(config: PreTrainedConfig) -> Any:
+    """Return a mixture of Transformers' model, without weights: the model decides how its experts
+    are computed.
+    """
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(deepcopy(config))
+    return next(one for one in model.modules() if hasattr(one, "experts") and hasattr(one, "gate"))
+
+
+def _with_parameters(module: nn.Module, **parameters: nn.Parameter) -> nn.Module:
+    made = copy(module)
+    made._parameters = dict(parameters)
+    return made
