@@ -9,8 +9,8 @@ _FLOAT32 = (
     'last bits, and a token where two are that close. `hf_compat="exact"` removes it.'
 )
 _DEEPSEEK = (
-    "hf_compat computes multi-head latent attention and its mixtures of experts with vLLM's "
-    'kernels, which round elsewhere. `hf_compat="exact"` removes it.'
+    "hf_compat computes multi-head latent attention and mixtures of experts with vLLM's kernels, "
+    'which round elsewhere. `hf_compat="exact"` removes it.'
 )
 
 

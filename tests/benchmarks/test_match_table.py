@@ -97,7 +97,9 @@ def test_the_committed_page_is_that_of_its_numbers(committed: dict[str, Any]) ->
 
 
 def test_every_architecture_has_its_rows(committed: dict[str, Any]) -> None:
-    found = {(one["model"], one["dtype"], one["mode"]) for one in committed["rows"]}
+    rows = [MatchRow(**one) for one in committed["rows"]]
+    assert {(one.num_prompts, one.num_tokens) for one in rows} == {(64, 128)}
+    found = {(one.model, one.dtype, one.mode) for one in rows}
     assert found >= {(*row, mode) for row in product([BUNDLED, *SHAPES], DTYPES) for mode in MODES}
 
 
