@@ -101,7 +101,9 @@ def expect_random_prompts_logits(folder: Path, lengths: Sequence[int], **argumen
         torch.randint(3, hf.config.vocab_size, (length,), generator=generator).tolist()
         for length in lengths
     ]
-    config = GenerationConfig(max_new_tokens=12, min_new_tokens=12, output_logits=True)
+    config = GenerationConfig(
+        do_sample=False, max_new_tokens=12, min_new_tokens=12, output_logits=True
+    )
     expect_logits(llm, hf, prompts, config)
     llm.llm_engine.engine_core.shutdown()
 

@@ -12,7 +12,8 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from vllm.hf_numerics import linear
-from vllm.hf_numerics.linear import HFConv1DMethod, linear_by_request, runs
+from vllm.hf_numerics.linear import HFConv1DMethod, linear_by_request
+from vllm.hf_numerics.requests import runs
 
 
 @pytest.mark.parametrize(

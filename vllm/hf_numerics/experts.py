@@ -2,19 +2,22 @@
 weights, for each request alone.
 
 Which rows an expert multiplies together depends on the tokens that are sent to it, so other
-requests of a step would change the bits.
+requests of a step would change the bits. Requests of one token share what is proven to keep theirs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy, deepcopy
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from vllm.hf_numerics.requests import each_request
+from vllm.hf_numerics.requests import query_starts, runs
+from vllm.hf_numerics.row_experts import RowExperts
 from vllm.model_executor.layers.fused_moe.config import RoutingMethodType
 from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
@@ -24,6 +27,8 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+Experts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 _MIXTURES = {"mixtral", "olmoe", "qwen2_moe", "qwen3_moe"}
 """Models whose mixture in Transformers is a ``gate`` that routes, and ``experts`` with all weights
@@ -60,7 +65,9 @@ class HFRouter(BaseRouter):
 
         The logits are computed again: the router does it together with all else.
         """
-        weights, indices = each_request(lambda x: self._router(x)[1:], hidden_states)
+        spans = pairwise(query_starts(len(hidden_states)))
+        parts = [self._router(hidden_states[begin:end]) for begin, end in spans if begin < end]
+        _, weights, indices = (torch.cat(found) for found in zip(*parts, strict=True))
         return weights, indices
 
 
@@ -75,7 +82,7 @@ class HFExpertsMethod(UnquantizedFusedMoEMethod):
     def __init__(self, upstream: UnquantizedFusedMoEMethod, experts: nn.Module) -> None:
         super().__init__(upstream.moe)
         self._template = [experts]  # in a list, for its weights are not the model's
-        self._experts: list[nn.Module] = []
+        self._compute: tuple[Experts, Experts] | None = None
 
     @property
     def is_monolithic(self) -> bool:
@@ -87,7 +94,8 @@ class HFExpertsMethod(UnquantizedFusedMoEMethod):
         before the others, and [num_experts, hidden_size, intermediate_size].
         """
         weights = {"gate_up_proj": layer.w13_weight, "down_proj": layer.w2_weight}
-        self._experts = [_with_parameters(self._template[0], **weights)]
+        experts = _with_parameters(self._template[0], **weights)
+        self._compute = (experts, RowExperts(experts))
 
     def apply(
         self,
@@ -111,9 +119,15 @@ class HFExpertsMethod(UnquantizedFusedMoEMethod):
         Returns:
             Like `x`.
         """
-        (experts,) = self._experts
-        (sums,) = each_request(lambda *rows: (experts(*rows),), x, topk_ids, topk_weights)
-        return sums
+        assert self._compute is not None
+        whole, rows = self._compute
+        parts = [
+            (rows if is_single else whole)(
+                x[begin:end], topk_ids[begin:end], topk_weights[begin:end]
+            )
+            for is_single, begin, end in runs(query_starts(len(x)))
+        ]
+        return torch.cat(parts)
 
 
 def use_hf_experts(model: nn.Module, config: PreTrainedConfig) -> None:

@@ -28,6 +28,7 @@ from vllm.fork_ops import has_paged_sdpa
 from vllm.hf_numerics.alone import sliding_windows
 from vllm.hf_numerics.kv_pages import LayerPages
 from vllm.hf_numerics.paged_attention import attend_in_pages
+from vllm.hf_numerics.row_experts import RowExperts
 from vllm.hf_numerics.row_linear import Group, RowLinear, RowPlan
 
 _ACTIVATIONS = {one[0] if isinstance(one, tuple) else one for one in ACT2CLS.values()}
@@ -156,12 +157,12 @@ class GroupedDecode:
     def stand_in(self) -> None:
         """Stand in for the layers that do not treat rows alone; again, for those that are new."""
         for module in self._model.modules():
-            if "forward" in vars(module):
+            if _is_plain_mixture(module):
+                self._stand_in_for_mixture(module)
+            elif "forward" in vars(module):
                 continue
-            if type(module) in (nn.Linear, Conv1D):
-                plan = RowPlan.of_weight(
-                    module.weight, module.bias is not None, type(module) is Conv1D
-                )
+            elif type(module) in (nn.Linear, Conv1D):
+                plan = RowPlan.of_weight(module.weight, module.bias is not None, type(module))
                 vars(module)["forward"] = RowLinear(module, plan, self._group)
             elif (
                 isinstance(module, nn.Linear)
@@ -169,6 +170,11 @@ class GroupedDecode:
                 or type(module) in _ACTIVATIONS
             ):
                 vars(module)["forward"] = _row_by_row(module.forward, self._group)
+
+    def _stand_in_for_mixture(self, mixture: Any) -> None:
+        if "forward" not in vars(mixture.gate):
+            vars(mixture.gate)["forward"] = _row_by_row(mixture.gate.forward, self._group)
+            vars(mixture.experts)["forward"] = _rows_together(mixture.experts, self._group)
 
     def __call__(
         self, token_ids: torch.Tensor, blocks: torch.Tensor, positions: Sequence[int]
@@ -225,6 +231,28 @@ def _row_by_row(forward: Callable[..., Any], group: Group) -> Callable[..., Any]
         return torch.cat(answers)
 
     return each
+
+
+def _is_plain_mixture(module: nn.Module) -> bool:
+    """Whether a module is a router and experts, with nothing but reshapes around them."""
+    parts = dict(module.named_children())
+    return parts.keys() == {"gate", "experts"} and hasattr(parts["experts"], "_apply_gate")
+
+
+def _rows_together(experts: nn.Module, group: Group) -> Callable[..., Any]:
+    """Return the forward of experts, in which tokens of a group share products."""
+    forward, together = experts.forward, RowExperts(experts)
+
+    def compute(*rows: torch.Tensor) -> torch.Tensor:
+        if not group.is_active:
+            return forward(*rows)
+        group.is_active = False  # the activation takes a token's experts together
+        try:
+            return together(*rows)
+        finally:
+            group.is_active = True
+
+    return compute
 
 
 def _attend_as(stock: str) -> Callable[..., Any]:

@@ -8,14 +8,14 @@ In float32, where the sums' last bits hardly ever choose a token, it is one prod
 from __future__ import annotations
 
 from functools import partial
-from itertools import groupby, pairwise
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
 
-from vllm.hf_numerics.requests import query_starts
+from vllm.hf_numerics.requests import query_starts, runs
 from vllm.hf_numerics.row_linear import Product, RowPlan, RowsApart, conv1d
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import (
@@ -54,7 +54,7 @@ class HFConv1DMethod(UnquantizedLinearMethod):
             return
         stored = layer.weight.data.T.contiguous()  # [in_features, out_features]
         layer.weight.data = stored.T
-        by_row = RowsApart(RowPlan.of_weight(stored, has_bias=True, is_conv1d=True), conv1d)
+        by_row = RowsApart(RowPlan.of_weight(stored, has_bias=True, kind=Conv1D), conv1d)
 
         def product(
             x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
@@ -134,20 +134,3 @@ def linear_by_request(
     ]
     product = products[0] if len(products) == 1 else torch.cat(products)
     return product.view(*x.shape[:-1], -1)
-
-
-def runs(starts: list[int]) -> list[tuple[bool, int, int]]:
-    """Return (whether requests of one row, first row, end) of what is multiplied at once.
-
-    Args:
-        starts: first row of each request, and the number of rows.
-    """
-    spans = [span for span in pairwise(starts) if span[0] < span[1]]
-    merged = []
-    for is_single, group in groupby(spans, key=lambda span: span[1] - span[0] == 1):
-        members = list(group)
-        if is_single:
-            merged.append((True, members[0][0], members[-1][1]))
-        else:
-            merged.extend((False, begin, end) for begin, end in members)
-    return merged

@@ -1,11 +1,8 @@
-"""The requests of a step of the engine, each computed alone."""
+"""Where the requests of a step of the engine lie in its rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import pairwise
-
-import torch
+from itertools import groupby, pairwise
 
 from vllm.forward_context import get_forward_context, is_forward_context_available
 
@@ -23,15 +20,18 @@ def query_starts(num_rows: int) -> list[int]:
     return [0, num_rows]
 
 
-def each_request(
-    compute: Callable[..., tuple[torch.Tensor, ...]], *rows: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    """Return what `compute` returns for the rows of each request, one after the other.
+def runs(starts: list[int]) -> list[tuple[bool, int, int]]:
+    """Return (whether requests of one row, first row, end) of what is computed at once.
 
     Args:
-        compute: of tensors to tensors, all with the same number of rows.
-        rows: [num_tokens, ...], of the tokens of a step.
+        starts: first row of each request, and the number of rows.
     """
-    spans = [span for span in pairwise(query_starts(len(rows[0]))) if span[0] < span[1]]
-    parts = [compute(*(x[begin:end] for x in rows)) for begin, end in spans]
-    return tuple(torch.cat(found) for found in zip(*parts, strict=True))
+    spans = [span for span in pairwise(starts) if span[0] < span[1]]
+    merged = []
+    for is_single, group in groupby(spans, key=lambda span: span[1] - span[0] == 1):
+        members = list(group)
+        if is_single:
+            merged.append((True, members[0][0], members[-1][1]))
+        else:
+            merged.extend((False, begin, end) for begin, end in members)
+    return merged

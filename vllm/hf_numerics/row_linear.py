@@ -22,6 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from vllm.fork_ops import row_orders, row_products
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+LayerType = Callable[..., nn.Module]
 
 GROUP_SIZES = (32, 16, 8, 4, 2)
 """How many rows are computed together; no other number is."""
@@ -133,16 +134,16 @@ class RowPlan:
         self.sizes = [
             size for size in GROUP_SIZES if same_bits(_in_groups(probe, rows, size), alone)
         ]
-        if not self.sizes and isinstance(layer, nn.Linear):
+        if not self.sizes and type(layer) is nn.Linear:
             self.block_height = _block_height(probe, rows[0], alone[0])
 
     @staticmethod
-    def of_weight(weight: torch.Tensor, has_bias: bool, is_conv1d: bool = False) -> RowPlan:
-        """Return the plan of ``functional.linear`` with a weight [out_features, in_features], or of
-        `conv1d` with one of [in_features, out_features].
+    def of_weight(weight: torch.Tensor, has_bias: bool, kind: LayerType = nn.Linear) -> RowPlan:
+        """Return the plan of layers of a kind with a weight [out_features, in_features], or for
+        ``Conv1D`` [in_features, out_features].
         """
         layout = (weight.shape, weight.stride(), weight.dtype, weight.device)
-        return _plan_of_layout(*layout, has_bias, is_conv1d)
+        return _plan_of_layout(*layout, has_bias, kind)
 
 
 @functools.cache
@@ -152,14 +153,12 @@ def _plan_of_layout(
     dtype: torch.dtype,
     device: torch.device,
     has_bias: bool,
-    is_conv1d: bool,
+    kind: LayerType,
 ) -> RowPlan:
     layer: Any
     with torch.device("meta"):  # its own weights would be drawn at random
-        if is_conv1d:
-            layer = Conv1D(shape[1], shape[0])
-        else:
-            layer = nn.Linear(shape[1], shape[0], bias=has_bias)
+        arguments = {} if kind is Conv1D else {"bias": has_bias}
+        layer = kind(shape[1], shape[0], **arguments)
     weight = torch.empty_strided(shape, stride, dtype=dtype, device=device)
     layer.weight = nn.Parameter(weight, requires_grad=False)
     if layer.bias is not None:
