@@ -15,7 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.deterministic.models import random_weights
 from tests.hf_numerics.conftest import engine_config, model_of
 from vllm.forward_context import set_forward_context
+from vllm.hf_numerics.alone import make_pages
 from vllm.hf_numerics.experts import HFExpertsMethod
+from vllm.hf_numerics.grouped_decode import GroupedDecode
 from vllm.hf_numerics.row_experts import RowExperts
 
 SHAPE = {
@@ -110,6 +112,25 @@ def test_tokens_that_are_alone(kind: str, dtype: torch.dtype, implementation: st
         expected = torch.cat([mixture.experts(*one) for one in alone])
         together = [torch.cat(parts) for parts in zip(*alone, strict=True)]
         assert torch.equal(RowExperts(mixture.experts)(*together), expected)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", MIXTURES)
+def test_a_group_of_exact_mode(
+    kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokens share products, but beside an expert for all tokens, whose weight is computed."""
+    model = random_weights(AutoConfig.for_model(kind, **SHAPE, **MIXTURES[kind]), dtype)
+    mixture = mixture_of(model)
+    x = torch.randn(40, 1, 256, generator=torch.Generator().manual_seed(0)).to(dtype)
+    alone = torch.cat([mixture(row) for row in x.split(1)])
+    rows = record_rows(monkeypatch, type(mixture.experts))
+    grouped = GroupedDecode(model, make_pages(model))
+    grouped._group.is_active = True
+    rows.clear()
+    assert torch.equal(mixture(x), alone)
+    assert rows == ([1] * 40 if kind == "qwen2_moe" else [])
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from vllm.hf_numerics.requests import query_starts, runs
-from vllm.hf_numerics.row_experts import RowExperts
+from vllm.hf_numerics.row_experts import PLAIN_MIXTURES, RowExperts
 from vllm.model_executor.layers.fused_moe.config import RoutingMethodType
 from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 
 Experts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-_MIXTURES = {"mixtral", "olmoe", "qwen2_moe", "qwen3_moe"}
-"""Models whose mixture in Transformers is a ``gate`` that routes, and ``experts`` with all weights
-in two tensors."""
+_MIXTURES = PLAIN_MIXTURES | {"qwen2_moe"}
+"""The last one has an expert for all tokens as well, whose layers vLLM computes."""
 
 
 class HFRouter(BaseRouter):

@@ -28,7 +28,7 @@ from vllm.fork_ops import has_paged_sdpa
 from vllm.hf_numerics.alone import sliding_windows
 from vllm.hf_numerics.kv_pages import LayerPages
 from vllm.hf_numerics.paged_attention import attend_in_pages
-from vllm.hf_numerics.row_experts import RowExperts
+from vllm.hf_numerics.row_experts import PLAIN_MIXTURES, RowExperts
 from vllm.hf_numerics.row_linear import Group, RowLinear, RowPlan
 
 _ACTIVATIONS = {one[0] if isinstance(one, tuple) else one for one in ACT2CLS.values()}
@@ -234,9 +234,8 @@ def _row_by_row(forward: Callable[..., Any], group: Group) -> Callable[..., Any]
 
 
 def _is_plain_mixture(module: nn.Module) -> bool:
-    """Whether a module is a router and experts, with nothing but reshapes around them."""
-    parts = dict(module.named_children())
-    return parts.keys() == {"gate", "experts"} and hasattr(parts["experts"], "_apply_gate")
+    config = getattr(getattr(module, "experts", None), "config", None)
+    return getattr(config, "model_type", None) in PLAIN_MIXTURES
 
 
 def _rows_together(experts: nn.Module, group: Group) -> Callable[..., Any]:
