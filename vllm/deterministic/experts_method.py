@@ -12,6 +12,7 @@ from vllm.deterministic.experts import PackedExperts, in_parts, weighted_sums
 from vllm.deterministic.linear import release_weight, sums_of_cards
 from vllm.deterministic.refusal import refusal
 from vllm.deterministic.routing import portable_router
+from vllm.fork.experts import ExpertsMethod
 from vllm.fork_ops.portable_functions import Function
 from vllm.fork_ops.portable_product import pack_weight, sum_partials
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
@@ -28,7 +29,7 @@ _ACTIVATIONS = {
 }
 
 
-class PortableExpertsMethod(UnquantizedFusedMoEMethod):
+class PortableExpertsMethod(ExpertsMethod):
     """Computes experts with packed weights, which take the place of the parameters.
 
     Args:
@@ -37,15 +38,10 @@ class PortableExpertsMethod(UnquantizedFusedMoEMethod):
     """
 
     def __init__(self, upstream: UnquantizedFusedMoEMethod, function: Function) -> None:
-        super().__init__(upstream.moe)
+        super().__init__(upstream)
         self._function = function
         self._num_cards = upstream.moe.tp_size
         self._experts: PackedExperts | None = None
-
-    @property
-    def is_monolithic(self) -> bool:
-        """Whether the method routes, too: a router does."""
-        return False
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Pack the weights of each expert; as many bytes as they had, and 0.8 % more."""
@@ -62,31 +58,20 @@ class PortableExpertsMethod(UnquantizedFusedMoEMethod):
         release_weight(layer, "w2_weight")
         self._experts = PackedExperts(gate_up, down, self._function)
 
-    def apply(
-        self,
-        layer: Any,
-        x: torch.Tensor,
-        topk_weights: torch.Tensor,
-        topk_ids: torch.Tensor,
-        shared_experts: Any,
-        shared_experts_input: torch.Tensor | None,
+    def weighted_sums(
+        self, x: torch.Tensor, weights: torch.Tensor, indices: torch.Tensor
     ) -> torch.Tensor:
-        """Return the weighted sums of experts (``FusedMoEMethodBase.apply``).
+        """Return the weighted sums of experts; whole where the experts' channels are split between
+        cards.
 
         Args:
-            layer: the layer this method was made for.
             x: bfloat16 or float16 [num_tokens, hidden_size].
-            topk_weights: float32 [num_tokens, experts of a token].
-            topk_ids: int64, of the same shape.
-            shared_experts: not computed here, but by the caller.
-            shared_experts_input: likewise.
-
-        Returns:
-            Like `x`; the whole sum where the experts' channels are split between cards.
+            weights: float32 [num_tokens, experts of a token].
+            indices: int64, of the same shape.
         """
-        return in_parts(self._weighted_sums, x, topk_weights, topk_ids)
+        return in_parts(self._sums_of_part, x, weights, indices)
 
-    def _weighted_sums(
+    def _sums_of_part(
         self, x: torch.Tensor, weights: torch.Tensor, indices: torch.Tensor
     ) -> torch.Tensor:
         assert self._experts is not None

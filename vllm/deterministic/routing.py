@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 from vllm.deterministic.refusal import refusal
+from vllm.fork.experts import Router
 from vllm.fork_ops.portable_functions import Function, portable_map
 from vllm.fork_ops.portable_logits import portable_log_softmax, portable_top_k
-from vllm.model_executor.layers.fused_moe.config import RoutingMethodType
-from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
 from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
 from vllm.model_executor.layers.fused_moe.router.fused_topk_router import FusedTopKRouter
 
@@ -19,7 +18,7 @@ _LEAST_EXPONENTIAL = 2.0**-32
 """What is less counts 0, so that no weight is subnormal, where settings of processors differ."""
 
 
-class PortableRouter(BaseRouter):
+class PortableRouter(Router):
     """Sends each token to the experts with the largest logits.
 
     Args:
@@ -27,23 +26,13 @@ class PortableRouter(BaseRouter):
     """
 
     def __init__(self, upstream: CPURouter | FusedTopKRouter) -> None:
-        super().__init__(upstream.top_k, upstream.global_num_experts)
+        super().__init__(upstream)
         self._is_renormalised = upstream.renormalize
-        self._method_type = upstream.routing_method_type
 
-    @property
-    def routing_method_type(self) -> RoutingMethodType:
-        """What vLLM calls this routing."""
-        return self._method_type
-
-    def _compute_routing(
-        self,
-        hidden_states: torch.Tensor,
-        router_logits: torch.Tensor,
-        indices_type: torch.dtype | None,
-        *,
-        input_ids: torch.Tensor | None = None,
+    def route(
+        self, hidden_states: torch.Tensor, router_logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what `route` returns for the logits."""
         return route(router_logits, self.top_k, is_renormalised=self._is_renormalised)
 
 

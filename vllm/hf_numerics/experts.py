@@ -8,7 +8,7 @@ requests of a step would change the bits. Requests of one token share what is pr
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy, deepcopy
+from copy import deepcopy
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,10 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from vllm.fork.experts import ExpertsMethod, Router
 from vllm.hf_numerics.requests import query_starts, runs
 from vllm.hf_numerics.row_experts import PLAIN_MIXTURES, RowExperts
-from vllm.model_executor.layers.fused_moe.config import RoutingMethodType
-from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
+from vllm.hf_numerics.row_linear import with_parameters
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
@@ -34,7 +34,7 @@ _MIXTURES = PLAIN_MIXTURES | {"qwen2_moe"}
 """The last one has an expert for all tokens as well, whose layers vLLM computes."""
 
 
-class HFRouter(BaseRouter):
+class HFRouter(Router):
     """Sends tokens to experts as Transformers' router does.
 
     Args:
@@ -43,22 +43,11 @@ class HFRouter(BaseRouter):
     """
 
     def __init__(self, upstream: Any, router: nn.Module) -> None:
-        super().__init__(upstream.top_k, upstream.global_num_experts)
-        self._upstream = upstream
+        super().__init__(upstream)
         self._router = router
 
-    @property
-    def routing_method_type(self) -> RoutingMethodType:
-        """What vLLM calls this routing."""
-        return self._upstream.routing_method_type
-
-    def _compute_routing(
-        self,
-        hidden_states: torch.Tensor,
-        router_logits: torch.Tensor,
-        indices_type: torch.dtype | None,
-        *,
-        input_ids: torch.Tensor | None = None,
+    def route(
+        self, hidden_states: torch.Tensor, router_logits: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return weights, which are of the router's dtype, and indices, int64; [num_tokens, top_k].
 
@@ -70,7 +59,7 @@ class HFRouter(BaseRouter):
         return weights, indices
 
 
-class HFExpertsMethod(UnquantizedFusedMoEMethod):
+class HFExpertsMethod(ExpertsMethod):
     """Computes experts as Transformers' module does, with the weights as they were loaded.
 
     Args:
@@ -79,51 +68,32 @@ class HFExpertsMethod(UnquantizedFusedMoEMethod):
     """
 
     def __init__(self, upstream: UnquantizedFusedMoEMethod, experts: nn.Module) -> None:
-        super().__init__(upstream.moe)
+        super().__init__(upstream)
         self._template = [experts]  # in a list, for its weights are not the model's
         self._compute: tuple[Experts, Experts] | None = None
-
-    @property
-    def is_monolithic(self) -> bool:
-        """Whether the method routes, too: a router does."""
-        return False
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Keep the weights: [num_experts, 2 * intermediate_size, hidden_size], the gates' rows
         before the others, and [num_experts, hidden_size, intermediate_size].
         """
         weights = {"gate_up_proj": layer.w13_weight, "down_proj": layer.w2_weight}
-        experts = _with_parameters(self._template[0], **weights)
+        experts = with_parameters(self._template[0], **weights)
         self._compute = (experts, RowExperts(experts))
 
-    def apply(
-        self,
-        layer: Any,
-        x: torch.Tensor,
-        topk_weights: torch.Tensor,
-        topk_ids: torch.Tensor,
-        shared_experts: Any,
-        shared_experts_input: torch.Tensor | None,
+    def weighted_sums(
+        self, x: torch.Tensor, weights: torch.Tensor, indices: torch.Tensor
     ) -> torch.Tensor:
-        """Return the weighted sums of experts (``FusedMoEMethodBase.apply``).
+        """Return the weighted sums of experts, like `x`.
 
         Args:
-            layer: the layer this method was made for.
             x: [num_tokens, hidden_size].
-            topk_weights: [num_tokens, top_k], of `HFRouter`.
-            topk_ids: int64, of the same shape.
-            shared_experts: not computed here, but by the caller.
-            shared_experts_input: likewise.
-
-        Returns:
-            Like `x`.
+            weights: [num_tokens, top_k], of `HFRouter`.
+            indices: int64, of the same shape.
         """
         assert self._compute is not None
         whole, rows = self._compute
         parts = [
-            (rows if is_single else whole)(
-                x[begin:end], topk_ids[begin:end], topk_weights[begin:end]
-            )
+            (rows if is_single else whole)(x[begin:end], indices[begin:end], weights[begin:end])
             for is_single, begin, end in runs(query_starts(len(x)))
         ]
         return torch.cat(parts)
@@ -143,7 +113,7 @@ def use_hf_experts(model: nn.Module, config: PreTrainedConfig) -> None:
     for block in blocks:
         runner: Any = block.experts
         gate: Any = block.gate
-        runner.router = HFRouter(runner.router, _with_parameters(mixture.gate, weight=gate.weight))
+        runner.router = HFRouter(runner.router, with_parameters(mixture.gate, weight=gate.weight))
         experts = runner.routed_experts
         experts.quant_method = HFExpertsMethod(experts.quant_method, mixture.experts)
 
@@ -164,9 +134,3 @@ def _hf_mixture(config: PreTrainedConfig) -> Any:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(deepcopy(config))
     return next(one for one in model.modules() if hasattr(one, "experts") and hasattr(one, "gate"))
-
-
-def _with_parameters(module: nn.Module, **parameters: nn.Parameter) -> nn.Module:
-    made = copy(module)
-    made._parameters = dict(parameters)
-    return made

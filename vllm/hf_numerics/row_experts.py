@@ -75,25 +75,38 @@ class RowExperts:
         top_k = top_k_index.shape[1]
         order = top_k_index.argsort(dim=-1)  # a token's rows lie in the order of their experts
         experts = top_k_index.gather(1, order).flatten()
+        by_expert = experts.argsort()
+        counts = experts.bincount(minlength=self._experts.num_experts).tolist()
         rows = x.repeat_interleave(top_k, dim=0)
-        rows = self._by_expert(self._gate_up, rows, experts, self._experts.gate_up_proj)
+        rows = _products(self._gate_up, rows, self._experts.gate_up_proj, by_expert, counts)
         rows = torch.cat([self._experts._apply_gate(own) for own in rows.split(top_k)])
-        rows = self._by_expert(self._down, rows, experts, self._experts.down_proj)
+        rows = _products(self._down, rows, self._experts.down_proj, by_expert, counts)
         weighted = rows.view(*order.shape, -1) * top_k_weights.gather(1, order)[..., None]
         weighted = weighted.take_along_dim(order.argsort(dim=-1)[..., None], dim=1)
         return torch.cat([own.sum(dim=1) for own in weighted.split(1)]).to(x.dtype)
 
-    def _by_expert(
-        self, apart: RowsApart, rows: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the product of each row with the weight of its expert."""
-        order = experts.argsort()
-        counts = experts.bincount(minlength=len(weights)).tolist()
-        shares = zip(rows[order].split(counts), weights, strict=True)
-        products = torch.cat([apart(own, weight, None) for own, weight in shares if len(own)])
-        found = torch.empty_like(products)
-        found[order] = products
-        return found
+
+def _products(
+    apart: RowsApart,
+    rows: torch.Tensor,
+    weights: torch.Tensor,
+    order: torch.Tensor,
+    counts: list[int],
+) -> torch.Tensor:
+    """Return the product of each row with the weight of its expert.
+
+    Args:
+        apart: multiplies the rows of one expert.
+        rows: [n, in_features].
+        weights: [num_experts, out_features, in_features].
+        order: int64 [n], of the rows when they are sorted by expert.
+        counts: rows of each expert.
+    """
+    shares = zip(rows[order].split(counts), weights, strict=True)
+    products = torch.cat([apart(own, weight, None) for own, weight in shares if len(own)])
+    found = torch.empty_like(products)
+    found[order] = products
+    return found
 
 
 def can_share_products(experts: Any) -> bool:

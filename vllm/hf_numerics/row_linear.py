@@ -186,9 +186,14 @@ def _cancelling(layer: nn.Linear | Conv1D) -> tuple[Any, torch.Tensor]:
     rows = weight.new_zeros(GROUP_SIZES[0], 1, by_input.shape[0])
     rows[:, 0, order[:half]] = factors.to(weight.dtype)
     rows[:, 0, order[half:]] = -factors.to(weight.dtype)
-    probe = copy.copy(layer)
-    probe._parameters = {**layer._parameters, "weight": nn.Parameter(synthetic, False)}
-    return probe, rows
+    return with_parameters(layer, weight=nn.Parameter(synthetic, False)), rows
+
+
+def with_parameters(module: nn.Module, **parameters: nn.Parameter) -> nn.Module:
+    """Return a copy of `module` that shares all but these parameters with it."""
+    made = copy.copy(module)
+    made._parameters = {**module._parameters, **parameters}
+    return made
 
 
 def _order(probe: Any, rows: torch.Tensor, alone: torch.Tensor) -> int | None:
