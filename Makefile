@@ -1,41 +1,72 @@
 # make demo: install into .venv, then compare Hugging Face and this vLLM on the bundled model.
-# make test: the same install, then all tests.
+# make test: the same install, with what the tests need, then all tests; make test-fast: some.
+# make wheel: one wheel to carry to other machines, in dist/.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+INSTALLED_DEV := $(VENV)/.installed-dev
 SOURCES := pyproject.toml setup.py upstream.toml patches/series $(wildcard patches/*.patch) \
 	$(wildcard distribution/*.py) $(shell find csrc -type f) $(shell find vllm -type f -name '*.py')
 OWN_CODE := distribution examples benchmarks tools tests vllm setup.py
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
+QUIETLY := $(PYTHON) -m distribution.quiet
 
-.PHONY: install demo test test-long lint bench match-table determinism eval clean
+.PHONY: plan install dev demo test test-fast test-long wheel lint bench match-table determinism \
+	eval clean
 
 install: $(INSTALLED)
+dev: $(INSTALLED_DEV)
 
-$(INSTALLED): $(SOURCES)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev]'
-	touch $@
+# Says what is going to be done and how long it takes, or what is missing.
+plan:
+	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) was not found: install Python" \
+	"3.11, 3.12 or 3.13 (Debian, Ubuntu: apt install python3 python3-venv), or name one with" \
+	"make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -m distribution.preflight $(VENV) $(MAKECMDGOALS)
 
-demo: install
-	$(BIN)/python examples/hf_vs_vllm.py
+$(BIN)/python: | plan
+	@$(PYTHON) -m venv $(VENV)
 
-test: install
+$(INSTALLED): $(SOURCES) | plan $(BIN)/python
+	@$(QUIETLY) build/install.log "Installing into $(VENV)" -- $(PIP_INSTALL) -e .
+	@touch $@
+
+$(INSTALLED_DEV): $(SOURCES) | plan $(BIN)/python
+	@$(QUIETLY) build/install.log "Installing into $(VENV)" -- $(PIP_INSTALL) -e '.[dev]'
+	@touch $(INSTALLED) $@
+
+demo: plan $(INSTALLED)
+	@echo "Comparing (what libraries print goes to build/demo.log)"
+	@$(BIN)/python examples/hf_vs_vllm.py 2>build/demo.log || { status=$$?; \
+	tail -n 3 build/demo.log >&2; echo "The whole output is in build/demo.log." >&2; exit $$status; }
+
+test: plan dev
 	$(BIN)/python -m pytest
 
+test-fast: plan dev
+	$(BIN)/python -m pytest $(FAST_TESTS)
+
+# One wheel for this machine's target, with its hash and what pip needs to install it.
+wheel: plan $(BIN)/python
+	@rm -f dist/vllm-*.whl
+	@$(QUIETLY) build/wheel.log "Building the wheel" -- \
+	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
+	@$(PYTHON) -m distribution.release dist
+
 # The property, seed, beam, speculation, fuzz and exactness tests at full length: two hours or three.
-test-long: install
+test-long: plan dev
 	HF_COMPAT_TESTS=long $(BIN)/python -m pytest tests/hf_compat/test_generate.py \
 		tests/hf_compat/test_speculation.py tests/hf_compat/test_beams.py \
 		tests/server/test_fuzz.py tests/hf_numerics tests/upstream
 
-lint: install
+lint: plan dev
 	$(BIN)/ruff check $(OWN_CODE)
 	$(BIN)/ruff format --check $(OWN_CODE)
 	$(BIN)/mypy
 
-bench: install
+bench: plan dev
 	$(BIN)/python -m benchmarks.sequences_equal
 	$(BIN)/python -m benchmarks.engine_throughput
 	$(BIN)/python -m benchmarks.exact_throughput
@@ -47,17 +78,17 @@ bench: install
 	$(BIN)/python -m benchmarks.sampler_step
 
 # docs/match-table.md: hours on two cores; what was answered before is kept in build/.
-match-table: install
+match-table: plan dev
 	$(BIN)/python -m benchmarks.match_table
 
 # docs/determinism.md: what changes the bits of answers, in this vLLM and upstream.
-determinism: install
+determinism: plan dev
 	$(BIN)/python -m benchmarks.determinism
 
 # lm-evaluation-harness on Transformers and on this vLLM, score by score.
-eval: install
+eval: plan dev
 	$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev,eval]'
 	$(BIN)/python -m benchmarks.lm_eval_parity
 
 clean:
-	rm -rf build $(VENV)
+	rm -rf build dist $(VENV)

@@ -12,7 +12,7 @@ from setuptools.command.build_ext import build_ext
 
 from distribution.environment import refuse_upstream_vllm
 from distribution.errors import DistributionError
-from distribution.kernels import LIBRARY, build_library
+from distribution.kernels import LIBRARY, build_library, platform_tag
 from distribution.metadata import adapt_metadata
 from distribution.pins import load_pin
 from distribution.pristine import build_folder, pristine_tree
@@ -58,7 +58,7 @@ def main() -> None:
         extras_require=metadata.extras,
         entry_points=metadata.entry_points,
         options={
-            "bdist_wheel": {"py_limited_api": "cp311"},
+            "bdist_wheel": {"py_limited_api": "cp311", "plat_name": platform_tag()},
             "build": {"build_base": str(scratch)},
             "egg_info": {"egg_base": str(scratch)},
         },

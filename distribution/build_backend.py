@@ -1,7 +1,8 @@
 """The PEP 517 / PEP 660 backend that pip calls: setuptools', after this project's checks.
 
 ``get_requires_for_build_*`` is the first thing that pip asks, before it installs anything large,
-so that is where the environment, the compilers and the disk are checked.
+so that is where the environment, the compilers and the disk are checked, and where it is decided
+which torch is installed.
 """
 
 from __future__ import annotations
@@ -9,26 +10,25 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from packaging.specifiers import SpecifierSet
 from setuptools import build_meta
 
+from distribution.cxx import check_cxx
 from distribution.disk import check_disk, needs
-from distribution.environment import installed_version, refuse_upstream_vllm
+from distribution.environment import refuse_upstream_vllm
 from distribution.errors import DistributionError
-from distribution.kernels import check_cxx
 from distribution.nvcc import PACKAGES, nvcc
-from distribution.pins import Pin, load_pin
+from distribution.pins import load_pin
 from distribution.pristine import build_folder
 from distribution.target import choose_kernels, choose_target
+from distribution.torch_files import installed_torch_fits, source_file
+from distribution.torch_source import find_torch, load_source
 
 ConfigSettings = dict[str, Any] | None
 
-build_wheel = build_meta.build_wheel
 build_editable = build_meta.build_editable
-prepare_metadata_for_build_wheel = build_meta.prepare_metadata_for_build_wheel
-prepare_metadata_for_build_editable = build_meta.prepare_metadata_for_build_editable
 
 
 def get_requires_for_build_wheel(config_settings: ConfigSettings = None) -> list[str]:
@@ -38,23 +38,59 @@ def get_requires_for_build_wheel(config_settings: ConfigSettings = None) -> list
         pin = load_pin(target, kernels=choose_kernels(target))
         refuse_upstream_vllm()
         check_cxx()
-        torch_is_installed = _installed_torch_fits(pin)
-        check_disk(needs(pin.target, build_folder(pin.target), with_torch=not torch_is_installed))
-    # csrc/ is compiled against torch's headers; an environment that has torch serves with its own.
-    torch = [] if torch_is_installed else [f"torch{pin.torch}"]
-    needs_nvcc = pin.target == "cuda" and nvcc() is None
-    return [*torch, *(PACKAGES if needs_nvcc else ())]
+        source_file(target).unlink(missing_ok=True)
+        source = None if installed_torch_fits(pin) else find_torch(pin)
+        check_disk(needs(target, build_folder(target), torch=source))
+        if source is not None:
+            source.save(source_file(target))
+    return list(PACKAGES) if target == "cuda" and nvcc() is None else []
 
 
 get_requires_for_build_editable = get_requires_for_build_wheel
 
 
-def _installed_torch_fits(pin: Pin) -> bool:
-    installed = installed_version("torch")
-    # The wheel's torch has the same ABI whatever its build, which is what stands behind "+".
-    return installed is not None and SpecifierSet(pin.torch.partition("+")[0]).contains(
-        installed.partition("+")[0], prereleases=True
-    )
+def prepare_metadata_for_build_wheel(
+    metadata_directory: str, config_settings: ConfigSettings = None
+) -> str:
+    """Write what the distribution declares, by which pip chooses what else it installs."""
+    name = build_meta.prepare_metadata_for_build_wheel(metadata_directory, config_settings)
+    return _say_where_torch_is(metadata_directory, name)
+
+
+def prepare_metadata_for_build_editable(
+    metadata_directory: str, config_settings: ConfigSettings = None
+) -> str:
+    """Write what the distribution declares, by which pip chooses what else it installs."""
+    name = build_meta.prepare_metadata_for_build_editable(metadata_directory, config_settings)
+    return _say_where_torch_is(metadata_directory, name)
+
+
+def build_wheel(
+    wheel_directory: str,
+    config_settings: ConfigSettings = None,
+    metadata_directory: str | None = None,
+) -> str:
+    """Build the wheel, with metadata of its own instead of the prepared: see below."""
+    return build_meta.build_wheel(wheel_directory, config_settings)
+
+
+def _say_where_torch_is(folder: str, name: str) -> str:
+    """Let pip take torch from where it cannot find it by itself, in this one installation.
+
+    Only what pip asks for before it installs gets the address. The installed metadata and a wheel
+    keep the plain requirement: an address there would be fetched again by every later pip that
+    looks at this distribution's requirements, even where a torch that fits is installed, and would
+    fail without a network.
+    """
+    target = choose_target()
+    source = load_source(source_file(target))
+    if source is not None:
+        plain = f"torch{load_pin(target, kernels=choose_kernels(target)).torch}"
+        metadata = Path(folder, name, "METADATA")
+        before, line, after = metadata.read_text().partition(f"Requires-Dist: {plain}\n")
+        assert line, f"{metadata} does not declare {plain}"
+        metadata.write_text(f"{before}Requires-Dist: {source.requirement}\n{after}")
+    return name
 
 
 @contextlib.contextmanager

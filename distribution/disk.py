@@ -9,6 +9,7 @@ from pathlib import Path
 
 from distribution.environment import site_packages
 from distribution.errors import DistributionError
+from distribution.torch_source import TorchSource
 
 GIB = 1 << 30
 
@@ -22,34 +23,39 @@ class Need:
     what: str
 
 
-# Measured on 0.32.0, rounded up: wheel, its unpacked tree and the assembled copy in the build
-# folder; pip's build environment (with torch) and wheel in the temporary folder; the
-# dependencies in site-packages.
-_NEEDS_GIB = {
-    "cpu": {"build": 1.5, "temporary": 2.0, "site": 4.0},
-    "cuda": {"build": 3.0, "temporary": 10.0, "site": 14.0},
-}
+# Measured on 0.32.0, rounded up, in GiB: wheel, its unpacked tree and the assembled copy in the
+# build folder; what of torch is compiled against; what pip downloads into the temporary folder,
+# and the requirements in site-packages, by target and, for CPUs, by the build of torch.
+_BUILD = {"cpu": 1.0, "cuda": 2.5}
+_UNPACKED_TORCH = {"cpu": 0.7, "cuda": 2.0}
+_DOWNLOADS = {"cpu": 1.0, "cuda build": 4.0, "cuda": 5.0}
+_INSTALLED = {"cpu": 2.5, "cuda build": 9.0, "cuda": 14.0}
 
 
-def needs(target: str, build: Path, *, with_torch: bool) -> list[Need]:
+def needs(
+    target: str, build: Path, *, torch: TorchSource | None, site: Path | None = None
+) -> list[Need]:
     """Return what an installation for `target` writes where.
 
     Args:
         target: "cpu" or "cuda".
         build: this project's build folder.
-        with_torch: torch and the other requirements are still to be installed.
+        torch: where the torch comes from that is still to be installed, with the other
+            requirements; None if there is one.
+        site: the folder that packages are installed into; default: this Python's.
     """
-    sizes = {name: int(size * GIB) for name, size in _NEEDS_GIB[target].items()}
     temporary = Path(tempfile.gettempdir())
-    if not with_torch:
-        return [
-            Need(build, sizes["build"], "the assembled tree"),
-            Need(temporary, GIB // 2, "pip's build"),
-        ]
+    tree = Need(build, int(_BUILD[target] * GIB), "the assembled tree")
+    if torch is None:
+        return [tree, Need(temporary, GIB // 2, "pip's build")]
+    kind = "cuda build" if target == "cpu" and torch.is_cuda_build else target
     return [
-        Need(build, sizes["build"], "the assembled tree"),
-        Need(temporary, sizes["temporary"], "pip's build environment"),
-        Need(site_packages(), sizes["site"], "torch and the other requirements"),
+        tree,
+        Need(build, int(_UNPACKED_TORCH[target] * GIB), "what of torch is compiled against"),
+        Need(temporary, int(_DOWNLOADS[kind] * GIB), "what pip downloads"),
+        Need(
+            site or site_packages(), int(_INSTALLED[kind] * GIB), "torch and the other requirements"
+        ),
     ]
 
 

@@ -1,34 +1,44 @@
-"""Gets the upstream wheel, and nothing but the pinned one."""
+"""Gets the upstream wheel: the pinned one, or the build of the same release that the user names."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from distribution.errors import DistributionError
+from distribution.other_wheel import check_other_wheel
 from distribution.pins import Pin
+from distribution.pip import reason, run_pip
 
 
 def upstream_wheel(pin: Pin, cache: Path) -> Path:
     """Return the path of the wheel that `pin` names: given, cached, or downloaded by pip.
 
-    VLLM_UPSTREAM_WHEEL may name a wheel file, or a folder that holds it.
+    VLLM_UPSTREAM_WHEEL may name a wheel file, or a folder that holds the pinned one. A file may be
+    another build of the release, see `check_other_wheel`.
 
     Raises:
-        DistributionError: the file is missing, has another hash, or cannot be downloaded.
+        DistributionError: the file is missing, is another one, or cannot be downloaded.
     """
     given = os.environ.get("VLLM_UPSTREAM_WHEEL")
     if given:
-        return _checked(_given_wheel(Path(given), pin), pin)
+        wheel = _given_wheel(Path(given), pin)
+        if sha256_of(wheel) != pin.sha256:
+            check_other_wheel(wheel, pin)
+        return wheel
     cached = cache / pin.filename
     if not cached.exists():
         _download(pin, cached)
     return _checked(cached, pin)
+
+
+def sha256_of(file: Path) -> str:
+    """Return the hash of a file, 64 hex digits."""
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _given_wheel(given: Path, pin: Pin) -> Path:
@@ -42,8 +52,7 @@ def _given_wheel(given: Path, pin: Pin) -> Path:
 
 
 def _checked(wheel: Path, pin: Pin) -> Path:
-    with wheel.open("rb") as file:
-        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    actual = sha256_of(wheel)
     if actual != pin.sha256:
         raise DistributionError(
             f"{wheel} has sha256 {actual}, but upstream.toml pins {pin.sha256} for {pin.filename}: "
@@ -58,17 +67,14 @@ def _download(pin: Pin, destination: Path) -> None:
     with tempfile.TemporaryDirectory(dir=destination.parent) as folder:
         requirement = Path(folder) / "requirement.txt"
         requirement.write_text(f"{pin.dist}=={pin.upstream_version} --hash=sha256:{pin.sha256}\n")
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
-               "--no-deps", "--only-binary=:all:", "--require-hashes", "--dest", folder,
-               "--requirement", str(requirement)]  # fmt: skip
-        done = subprocess.run(pip, capture_output=True, text=True)
+        done = run_pip("download", "--quiet", "--no-deps", "--only-binary=:all:",
+                       "--require-hashes", "--dest", folder,
+                       "--requirement", str(requirement))  # fmt: skip
         downloaded = Path(folder) / pin.filename
         if done.returncode != 0 or not downloaded.exists():
-            lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-            reason = lines[-1].removeprefix("ERROR: ") if lines else "pip gave no reason"
             raise DistributionError(
-                f"pip could not download {pin.dist} {pin.upstream_version} ({reason}): check the "
-                "network and pip's index settings, or download the wheel elsewhere and set "
+                f"pip could not download {pin.dist} {pin.upstream_version} ({reason(done)}): check "
+                "the network and pip's index settings, or download the wheel elsewhere and set "
                 "VLLM_UPSTREAM_WHEEL to its path."
             )
         shutil.move(downloaded, destination)

@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import shlex
+import platform
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from distribution.environment import site_packages
+from distribution.cxx import check_cxx
 from distribution.errors import DistributionError
+from distribution.memory import compilers_at_once
 from distribution.nvcc import MAJOR, PACKAGES, linker_environment, nvcc
 from distribution.pins import ROOT
 from distribution.pristine import build_folder
+from distribution.torch_files import torch_folder
 
 LIBRARY = "_fork_C.abi3.so"
-
-
-def check_cxx() -> None:
-    """Stop if there is no C++ compiler.
-
-    Raises:
-        DistributionError: says how to get one, or to point to one.
-    """
-    chosen = os.environ.get("CXX", "").strip()
-    if chosen and shutil.which(shlex.split(chosen)[0]) is None:  # may hold options, as for CMake
-        raise DistributionError(
-            f"CXX={chosen} names a C++ compiler that was not found: set CXX to one that is there, "
-            "or unset it to use the machine's."
-        )
-    if not chosen and not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
-        raise DistributionError(
-            "No C++ compiler was found for csrc/: install g++ (Debian, Ubuntu: apt install g++), "
-            "or set CXX to one."
-        )
 
 
 def build_library(target: str, root: Path = ROOT) -> Path:
@@ -47,7 +29,7 @@ def build_library(target: str, root: Path = ROOT) -> Path:
     check_cxx()
     folder = build_folder(target, root) / "kernels"
     folder.mkdir(parents=True, exist_ok=True)
-    options, places = _configuration(target), [root / "csrc"]
+    options, places = _configuration(target, torch_folder(target, root)), [root / "csrc"]
     variables: dict[str, str] = {}
     if target == "cuda":
         compiler = _required_nvcc()
@@ -56,8 +38,17 @@ def build_library(target: str, root: Path = ROOT) -> Path:
         variables = linker_environment(compiler, folder.with_name("cuda-runtime"))
     _forget_moved(folder, places)
     _run([_tool("cmake"), "-S", str(root / "csrc"), "-B", str(folder), *options], variables)
-    _run([_tool("cmake"), "--build", str(folder)], variables)
+    jobs = str(compilers_at_once())
+    _run([_tool("cmake"), "--build", str(folder), "--parallel", jobs], variables)
     return folder / LIBRARY
+
+
+def platform_tag() -> str:
+    """Return a wheel's platform: this machine's C library is the oldest that can load csrc/."""
+    name, version = platform.libc_ver()
+    if name != "glibc":
+        return f"linux_{platform.machine()}"
+    return f"manylinux_{version.replace('.', '_')}_{platform.machine()}"
 
 
 def _required_nvcc() -> Path:
@@ -78,27 +69,13 @@ def _forget_moved(folder: Path, places: list[Path]) -> None:
         folder.mkdir()
 
 
-def _configuration(target: str) -> list[str]:
+def _configuration(target: str, torch: Path) -> list[str]:
     return [
         "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}", "-DCMAKE_BUILD_TYPE=Release",
-        f"-DCMAKE_PREFIX_PATH={_torch_folder() / 'share' / 'cmake'}",
-        "-UTORCH_INCLUDE_DIR", "-UTORCH_CPU_LIBRARY",  # pip's build environments come and go
+        f"-DCMAKE_PREFIX_PATH={torch / 'share' / 'cmake'}",
+        "-UTORCH_INCLUDE_DIR", "-UTORCH_CPU_LIBRARY",  # which CMake would not look for again
         f"-DPython_EXECUTABLE={sys.executable}", f"-DVLLM_FORK_DEVICE={target}",
     ]  # fmt: skip
-
-
-def _torch_folder() -> Path:
-    """Return the torch whose headers csrc/ is compiled against, without importing it.
-
-    pip's build environment has one only if the target environment lacks it.
-    """
-    found = importlib.util.find_spec("torch")
-    folder = Path(found.origin).parent if found and found.origin else site_packages() / "torch"
-    if not folder.is_dir():
-        raise DistributionError(
-            "torch was not found: run `pip install torch` at the version in upstream.toml."
-        )
-    return folder
 
 
 def _tool(name: str) -> str:

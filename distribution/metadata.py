@@ -52,6 +52,7 @@ def adapt_metadata(pristine: Path, pin: Pin) -> Metadata:
     info = next(pristine.glob("*.dist-info"))
     message = message_from_bytes((info / "METADATA").read_bytes())
     requires: list[str] = [*OWN]
+    torch: list[str] = []
     extras: dict[str, list[str]] = {name: [] for name in message.get_all("Provides-Extra") or []}
     extras |= {"dev": list(DEV), "eval": list(EVAL), "multimodal": [], "xformers": list(XFORMERS)}
     extras |= {"compiled": []} if pin.compiled else {}
@@ -64,11 +65,13 @@ def adapt_metadata(pristine: Path, pin: Pin) -> Metadata:
             extras["multimodal"].append(line)
         elif requirement.name in pin.compiled:
             extras["compiled"].append(line)
-        elif requirement.name == "torch" and pin.kernels == "source":
-            requires.append(f"torch{pin.torch}")
+        elif requirement.url:
+            continue  # vLLM's own CPU wheel names Triton-CPU by address; its C++ stand-ins serve
+        elif requirement.name == "torch":
+            torch = [f"torch{pin.torch}"]  # whatever its build, see torch_source.py
         else:
             requires.append(line)
-    return Metadata(requires, extras, dict(_entry_points(info / "entry_points.txt")))
+    return Metadata([*torch, *requires], extras, dict(_entry_points(info / "entry_points.txt")))
 
 
 def _extra_of(requirement: Requirement, extras: dict[str, list[str]]) -> str | None:

@@ -24,7 +24,10 @@ class Pin:
         dist: name of the upstream distribution on the package index.
         filename: of the wheel.
         sha256: of the wheel, 64 hex digits.
+        text_sha256: digests of its text and of others that are as good, see `text_digest`.
+        compiled_files: of the package, that any build of it must have.
         torch: versions that it runs with, as a requirement's ("==2.13.0").
+        torch_index: of torch's builds for CPUs; None if those for CUDA are wanted.
         multimodal: requirements that only the extra [multimodal] installs.
         compiled: requirements that only the extra [compiled] installs.
         kernels: "all" or "source".
@@ -36,7 +39,10 @@ class Pin:
     dist: str
     filename: str
     sha256: str
+    text_sha256: tuple[str, ...]
+    compiled_files: tuple[str, ...]
     torch: str
+    torch_index: str | None
     multimodal: tuple[str, ...]
     compiled: tuple[str, ...]
     kernels: str
@@ -55,7 +61,10 @@ def load_pin(target: str, root: Path = ROOT, kernels: str = "all") -> Pin:
         dist=wheel["dist"],
         filename=wheel["filename"],
         sha256=wheel["sha256"],
+        text_sha256=tuple(wheel["text_sha256"]),
+        compiled_files=tuple(wheel["compiled_files"]),
         torch=wanted["torch"],
+        torch_index=wheel.get("torch_index"),
         multimodal=tuple(wanted["multimodal"]),
         compiled=tuple(wanted.get("compiled", ())),
         kernels=kernels,

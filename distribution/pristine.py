@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import compileall
 import contextlib
+import os
 import shutil
 import zipfile
 from collections.abc import Iterator
-from fnmatch import fnmatch
 from pathlib import Path
 
-from distribution.fetch import upstream_wheel
-from distribution.pins import ROOT, load_pin
+from distribution.fetch import sha256_of, upstream_wheel
+from distribution.other_wheel import is_compiled
+from distribution.pins import ROOT, Pin, load_pin
 
 
 def build_folder(target: str, root: Path = ROOT) -> Path:
     """Return the git-ignored folder that everything for `target` is built in."""
     return root / "build" / target
-
-
-COMPILED = ("*.so", "vllm-rs")
-"""Names of the wheel's binaries."""
 
 
 def pristine_tree(target: str, root: Path = ROOT, kernels: str = "all") -> Path:
@@ -40,8 +37,16 @@ def pristine_tree(target: str, root: Path = ROOT, kernels: str = "all") -> Path:
         return pristine_text(target, root)
     pin = load_pin(target, root)
     build = build_folder(target, root)
-    tree = build / f"pristine-{pin.sha256[:12]}"
+    tree = build / f"pristine-{_chosen_sha256(pin, build)[:12]}"
     return tree if tree.exists() else _unpack(upstream_wheel(pin, build / "wheels"), tree)
+
+
+def _chosen_sha256(pin: Pin, build: Path) -> str:
+    """Return the hash of the wheel that is installed from: the pinned one unless another is
+    given."""
+    if os.environ.get("VLLM_UPSTREAM_WHEEL"):
+        return sha256_of(upstream_wheel(pin, build / "wheels"))
+    return pin.sha256
 
 
 def pristine_text(target: str, root: Path = ROOT) -> Path:
@@ -55,7 +60,8 @@ def pristine_text(target: str, root: Path = ROOT) -> Path:
     """
     pin = load_pin(target, root)
     build = build_folder(target, root)
-    whole, text = (build / f"{kind}-{pin.sha256[:12]}" for kind in ("pristine", "text"))
+    sha256 = _chosen_sha256(pin, build)
+    whole, text = (build / f"{kind}-{sha256[:12]}" for kind in ("pristine", "text"))
     if whole.exists():
         return whole
     return text if text.exists() else unpack_text(upstream_wheel(pin, build / "wheels"), text)
@@ -63,17 +69,14 @@ def pristine_text(target: str, root: Path = ROOT) -> Path:
 
 def unpack_text(wheel: Path, folder: Path) -> Path:
     """Unpack a wheel but for its binaries into `folder`, unless it is there, and return it."""
-    return folder if folder.exists() else _unpack(wheel, folder, COMPILED)
+    return folder if folder.exists() else _unpack(wheel, folder, with_compiled=False)
 
 
-def _unpack(wheel: Path, folder: Path, left_out: tuple[str, ...] = ()) -> Path:
+def _unpack(wheel: Path, folder: Path, *, with_compiled: bool = True) -> Path:
     with replacing(folder) as partial, zipfile.ZipFile(wheel) as archive:
-        archive.extractall(partial, [n for n in archive.namelist() if not _fits(n, left_out)])
+        names = [n for n in archive.namelist() if with_compiled or not is_compiled(n)]
+        archive.extractall(partial, names)
     return folder
-
-
-def _fits(path: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch(path.rpartition("/")[2], pattern) for pattern in patterns)
 
 
 def compile_bytecode(folder: Path) -> None:

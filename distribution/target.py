@@ -15,8 +15,8 @@ from distribution.pins import KERNELS, TARGETS
 def choose_target(site: Path | None = None) -> str:
     """Return "cpu" or "cuda".
 
-    VLLM_TARGET_DEVICE decides; else the build of torch that the environment has; else whether
-    ``nvidia-smi`` lists a GPU.
+    VLLM_TARGET_DEVICE decides; else the label of the torch that the environment has (2.13.0+cpu,
+    2.13.0+cu130); else, as PyPI's builds have none, whether ``nvidia-smi`` lists a GPU.
 
     Raises:
         DistributionError: VLLM_TARGET_DEVICE names another device.
@@ -29,9 +29,9 @@ def choose_target(site: Path | None = None) -> str:
                 "cuda, or unset it to let the installation decide."
             )
         return asked
-    torch = installed_version("torch", site)
-    if torch is not None:
-        return "cpu" if torch.partition("+")[2] == "cpu" else "cuda"
+    label = (installed_version("torch", site) or "").partition("+")[2]
+    if label == "cpu" or label.startswith("cu"):
+        return "cpu" if label == "cpu" else "cuda"
     return "cuda" if _has_gpu() else "cpu"
 
 

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from distribution.errors import DistributionError
+from distribution.other_wheel import COMPILED
 from distribution.pins import ROOT, Pin, load_pin
 from distribution.pristine import (
-    COMPILED,
     build_folder,
     compile_bytecode,
     pristine_tree,
@@ -51,7 +51,8 @@ def assembled_tree(target: str, *, link: bool, kernels: str = "all", root: Path 
     pin = load_pin(target, root, kernels)
     folder = build_folder(target, root) / ("src" if link else "wheel-src")
     record = _read_record(folder)
-    key = _key(pin, root, link)
+    pristine = pristine_tree(target, root, kernels)
+    key = _key(pin, pristine, root, link)
     if record.get("key") == key:
         return folder
     if link and record and record["digest"] != _digest(folder):
@@ -60,7 +61,6 @@ def assembled_tree(target: str, *, link: bool, kernels: str = "all", root: Path 
             f"distribution.patches new NAME` (or refresh NAME), or delete {folder}."
         )
     is_whole = kernels == "all"
-    pristine = pristine_tree(target, root, kernels)
     left_out = NO_BYTECODE if is_whole else shutil.ignore_patterns("__pycache__", *COMPILED)
     with replacing(folder) as partial:
         package = partial / PACKAGE
@@ -80,7 +80,8 @@ def assembled_tree(target: str, *, link: bool, kernels: str = "all", root: Path 
 def keep_edited_tree(target: str, root: Path = ROOT) -> None:
     """Note that the editable tree, edited in place, is what the series makes now."""
     folder = build_folder(target, root) / "src"
-    _write_record(folder, _key(load_pin(target, root), root, link=True))
+    pristine = pristine_tree(target, root)
+    _write_record(folder, _key(load_pin(target, root), pristine, root, link=True))
 
 
 def _record_file(folder: Path) -> Path:
@@ -106,13 +107,13 @@ def _digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
-def _key(pin: Pin, root: Path, link: bool) -> str:
+def _key(pin: Pin, pristine: Path, root: Path, link: bool) -> str:
     """Return a hash of everything that the assembled tree is made from.
 
     Linked overlay files count by name, since their contents are live; copied ones by content.
     Links are absolute, so that another place of the repository makes another tree.
     """
-    digest = hashlib.sha256(f"{pin} {root.resolve() if link else ''}".encode())
+    digest = hashlib.sha256(f"{pin} {pristine.name} {root.resolve() if link else ''}".encode())
     own_code = sorted(Path(__file__).parent.glob("*.py"))
     for path in [*sorted((root / "patches").iterdir()), *own_code]:
         digest.update(path.name.encode() + path.read_bytes())

@@ -4,7 +4,8 @@
     python examples/hf_vs_vllm.py Qwen/Qwen3-0.6B      # any model, local or from the Hub
 
 Each prompt gets one row: both answered the same tokens, or the first token that differs, with the
-probability that each side's model gave to both candidates.
+probability that each side's model gave to both candidates. Progress and tables go to stdout; what
+libraries have to say while they load goes to stderr, and can be sent elsewhere with 2>FILE.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # the answers are the outp
 import torch
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import track
 from rich.table import Table
-from tqdm.auto import tqdm
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -82,7 +83,8 @@ class Sides:
 def load(model: str, dtype: str) -> Sides:
     """Load `model` in Transformers and in this vLLM, in the same dtype."""
     console.print(
-        f"Loading [bold]{model}[/] in Transformers and in vLLM ({dtype}), about a minute ..."
+        f"Loading [bold]{Path(model).name}[/] in Transformers and in vLLM ({dtype}), "
+        "half a minute ..."
     )
     hf = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
     llm = LLM(model, dtype=dtype, hf_compat=True, enforce_eager=not torch.cuda.is_available())
@@ -95,7 +97,7 @@ def ask_hf(
 ) -> Answers:
     """Generate one prompt after the other: batch size 1 is Hugging Face's reference."""
     answers, start = [], time.perf_counter()
-    for prompt in tqdm(prompts, desc="Transformers", unit="prompt"):
+    for prompt in track(prompts, "Transformers, one by one", console=console):
         input_ids = torch.tensor([prompt], device=model.device)
         with torch.inference_mode():
             output = model.generate(input_ids, generation_config=config)
@@ -105,13 +107,11 @@ def ask_hf(
 
 def ask_vllm(llm: LLM, prompts: Sequence[list[int]], config: GenerationConfig) -> Answers:
     """Generate all prompts at once, as vLLM is meant to be used."""
-    start = time.perf_counter()
-    outputs = llm.generate(
-        [{"prompt_token_ids": prompt} for prompt in prompts],
-        config,
-        use_tqdm=lambda *args, **kwargs: tqdm(*args, **{**kwargs, "desc": "vLLM"}),
-    )
-    seconds = time.perf_counter() - start
+    questions = [{"prompt_token_ids": prompt} for prompt in prompts]
+    with console.status("vLLM, all at once"):
+        start = time.perf_counter()
+        outputs = llm.generate(questions, config, use_tqdm=False)
+        seconds = time.perf_counter() - start
     return Answers([list(output.outputs[0].token_ids) for output in outputs], seconds)
 
 

@@ -17,6 +17,7 @@ from distribution.series import FIELDS, Hunk, Patch, anchor_of, format_patch
 VERSION = "1.2.0"
 WHEEL = f"upstream_cpu-{VERSION}-py3-none-any.whl"
 ENGINE = "vllm/engine.py"
+TORCH_INDEX = "http://127.0.0.1:9/simple"  # the discard port: connections are refused
 UPSTREAM: Mapping[str, str] = {
     "vllm/__init__.py": "from .engine import run\n",
     "vllm/_version.py": "version = '1.2.0'\n",
@@ -59,6 +60,13 @@ SECOND = make_patch(
     "0002-second.patch",
     {"vllm/__init__.py": {0: ["#"]}, ENGINE: {1: ["    two()"], 3: ["    late()"]}},
 )
+TEXT_SHA256 = hashlib.sha256(
+    "".join(
+        f"{hashlib.sha256(text.encode()).hexdigest()}  {name}\n"
+        for name, text in sorted(UPSTREAM.items())
+        if name not in ("vllm/_version.py", "vllm/_C.abi3.so", "vllm/vllm-rs")
+    ).encode()
+).hexdigest()
 PATCHED: Mapping[str, str] = {
     **UPSTREAM,
     ENGINE: (
@@ -84,11 +92,15 @@ def make_repository(
     return root
 
 
-def write_pin(root: Path, sha256: str, fork: int = 1) -> None:
+def write_pin(
+    root: Path, sha256: str, fork: int = 1, text_sha256: Sequence[str] = (TEXT_SHA256,)
+) -> None:
     """Write ``upstream.toml``."""
     (root / "upstream.toml").write_text(
         f'version = "{VERSION}"\nfork = {fork}\n[cpu]\ndist = "upstream-cpu"\n'
-        f'filename = "{WHEEL}"\nsha256 = "{sha256}"\ntorch = "==2.0+cpu"\nmultimodal = []\n'
+        f'filename = "{WHEEL}"\nsha256 = "{sha256}"\ntext_sha256 = {list(text_sha256)}\n'
+        'compiled_files = ["_C.abi3.so"]\ntorch = "==2.0"\nmultimodal = []\n'
+        f'torch_index = "{TORCH_INDEX}"\n'
         '[cpu.source]\ntorch = ">=1.9"\nmultimodal = ["vision"]\ncompiled = ["kernels"]\n'
     )
 
@@ -104,14 +116,19 @@ def write_series(root: Path, patches: Sequence[Patch]) -> None:
     (folder / "series").write_text("".join(f"{patch.name}\n" for patch in patches))
 
 
-def write_wheel(wheel: Path, files: Mapping[str, str]) -> str:
+def write_wheel(
+    wheel: Path,
+    files: Mapping[str, str],
+    requires: str = 'Requires-Dist: torch==2.0+cpu; platform_machine == "x86_64"\n',
+) -> str:
     """Write a wheel that pip accepts, and return its hash."""
     dist, version = wheel.name.split("-")[:2]
     info = f"{dist}-{version}.dist-info"
     wheel.parent.mkdir(parents=True, exist_ok=True)
     contents = {
         **files,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {dist}\nVersion: {version}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {dist}\nVersion: {version}\n{requires}",
+        f"{info}/entry_points.txt": "[console_scripts]\nvllm = vllm.engine:run\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/RECORD": "",
     }

@@ -8,15 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from distribution import build_backend
+from distribution import build_backend, torch_files
 from distribution.build_backend import get_requires_for_build_wheel
+from distribution.cxx import check_cxx
 from distribution.disk import GIB, Need, check_disk, needs
 from distribution.environment import installed_version, refuse_upstream_vllm, site_packages
 from distribution.errors import DistributionError
-from distribution.kernels import LIBRARY, build_library, check_cxx
+from distribution.kernels import LIBRARY, build_library
 from distribution.target import choose_kernels, choose_target
+from distribution.torch_source import TorchSource, load_source
 from tests.distribution.fake_repository import identities, write_files, write_program
 
+CPU_BUILD = TorchSource("torch==2.13.0")
+CUDA_BUILD = TorchSource("torch==2.13.0", is_cuda_build=True)
 FULL = Path("/proc")  # on every Linux a file system of its own, with no space
 
 
@@ -56,17 +60,22 @@ def test_temporary_files_are_looked_for_in_tmpdir(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", None)  # where tempfile keeps its first answer
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    for with_torch in (True, False):
-        folders = [need.folder for need in needs("cpu", Path("build"), with_torch=with_torch)]
-        assert folders[:2] == [Path("build"), tmp_path]
+    for torch in (None, CPU_BUILD):
+        folders = [need.folder for need in needs("cpu", Path("build"), torch=torch)]
+        assert {Path("build"), tmp_path} <= set(folders)
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
 def test_torch_needs_room_in_site_packages(target: str) -> None:
-    without, with_torch = (needs(target, Path("build"), with_torch=t) for t in (False, True))
-    assert site_packages() in [need.folder for need in with_torch]
-    assert site_packages() not in [need.folder for need in without]
-    assert sum(need.size for need in without) < sum(need.size for need in with_torch)
+    none, *builds = (needs(target, Path("build"), torch=t) for t in (None, CPU_BUILD, CUDA_BUILD))
+    assert site_packages() not in [need.folder for need in none]
+    sizes = [sum(need.size for need in required) for required in (none, *builds)]
+    assert sizes[0] < sizes[1]
+    assert (sizes[1] < sizes[2]) == (target == "cpu")  # which may get the one or the other
+    for required in builds:
+        assert site_packages() in [need.folder for need in required]
+    other = needs(target, Path("build"), torch=CPU_BUILD, site=Path("elsewhere"))
+    assert Path("elsewhere") in [need.folder for need in other]
 
 
 # --- environment ---------------------------------------------------------------------------------
@@ -115,16 +124,26 @@ def test_a_device_that_is_not_a_target_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("version", "target"), [("2.13.0+cpu", "cpu"), ("2.13.0", "cuda"), ("2.13.0+cu130", "cuda")]
+    ("version", "with_gpu", "without"),
+    [
+        ("2.13.0+cpu", "cpu", "cpu"),
+        ("2.13.0+cu130", "cuda", "cuda"),
+        ("2.13.0", "cuda", "cpu"),  # PyPI's, which says nothing about the machine
+    ],
 )
 @pytest.mark.parametrize("listed", ["echo 'GPU 0: H'", "exit 9"], ids=["GPU", "no GPU"])
-def test_the_installed_torch_decides_before_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, target: str, listed: str
+def test_the_label_of_the_installed_torch_decides_before_the_machine(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    with_gpu: str,
+    without: str,
+    listed: str,
 ) -> None:
     install(tmp_path / "site", "torch", version)
     write_program(tmp_path / "bin", "nvidia-smi", listed)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert choose_target(tmp_path / "site") == target
+    assert choose_target(tmp_path / "site") == (without if listed == "exit 9" else with_gpu)
 
 
 @pytest.mark.parametrize(
@@ -181,17 +200,20 @@ def test_kernels_from_source_are_refused_on_cpus(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_kernels_from_source_take_an_older_torch(
-    monkeypatch: pytest.MonkeyPatch, kernels: str, version: str, fits: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str, version: str, fits: bool
 ) -> None:
-    monkeypatch.setattr(build_backend, "installed_version", lambda name: version)
+    monkeypatch.setattr(torch_files, "installed_version", lambda name: version)
     monkeypatch.setattr(build_backend, "nvcc", lambda: Path("nvcc"))
     monkeypatch.setattr(build_backend, "refuse_upstream_vllm", lambda: None)
     # A build for CUDA needs more room than this machine may have free; the room has its own tests.
     monkeypatch.setattr(build_backend, "check_disk", lambda required: None)
     monkeypatch.setenv("VLLM_TARGET_DEVICE", "cuda")
     monkeypatch.setenv("VLLM_KERNELS", kernels)
+    monkeypatch.setattr(build_backend, "source_file", lambda target: tmp_path / "torch.json")
     wanted = {"all": "torch==2.13.0", "source": "torch>=2.11"}[kernels]
-    assert get_requires_for_build_wheel() == ([] if fits else [wanted])
+    assert get_requires_for_build_wheel() == []  # csrc/ is compiled against what is unpacked
+    chosen = load_source(tmp_path / "torch.json")
+    assert (chosen.requirement if chosen else None) == (None if fits else wanted)
 
 
 # --- compilers -----------------------------------------------------------------------------------

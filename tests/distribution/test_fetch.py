@@ -80,9 +80,9 @@ def test_a_given_wheel_with_another_hash_is_refused(
     pin: Pin, wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even though the right one is cached: what the user asked for is not ignored."""
-    actual = write_wheel(tmp_path / WHEEL, {})
+    write_wheel(tmp_path / WHEEL, {})
     monkeypatch.setenv("VLLM_UPSTREAM_WHEEL", str(tmp_path / WHEEL))
-    with pytest.raises(DistributionError, match=f"has sha256 {actual}, but upstream.toml pins"):
+    with pytest.raises(DistributionError, match="no other build of the same release"):
         upstream_wheel(pin, wheels)
 
 

@@ -1,0 +1,373 @@
+"""Where torch comes from, on a machine whose pip knows nothing but one index.
+
+One index on the loopback interface stands for PyPI, whose torch has no label, and one for
+PyTorch's index of builds for CPUs. pip, the installation and the hooks between them are real; the
+packages are small.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from distribution.errors import DistributionError
+from distribution.frontend import Frontend, read_command_line
+from distribution.pins import Pin, load_pin
+from distribution.torch_source import TorchSource, find_torch, load_source
+from tests.distribution.fake_repository import TORCH_INDEX, make_repository, write_files
+from tests.distribution.package_index import Index, add_package, add_torch, serving
+from tests.engines import ROOT
+
+TORCH = "2.0"
+CPU_BUILD = f"{TORCH}+cpu"
+PIP = Frontend((), is_pip_alone=True)
+
+
+@pytest.fixture
+def pypi(tmp_path: Path) -> Iterator[Index]:
+    with serving(tmp_path / "pypi") as index:
+        yield index
+
+
+@pytest.fixture
+def pytorch(tmp_path: Path) -> Iterator[Index]:
+    with serving(tmp_path / "pytorch") as index:
+        yield index
+
+
+@pytest.fixture
+def plain_machine(monkeypatch: pytest.MonkeyPatch, pypi: Index, pytorch: Index) -> None:
+    """pip as it is when nobody has configured it, but for the addresses of the two indexes."""
+    for name in os.environ:
+        if name.startswith("PIP_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", pypi.url)
+    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+    monkeypatch.setenv("VLLM_PYTORCH_INDEX_URL", pytorch.url)
+    monkeypatch.setenv("VLLM_TARGET_DEVICE", "cpu")
+
+
+@pytest.fixture
+def pin(plain_machine: None, repository: Path) -> Pin:
+    return load_pin("cpu", repository)
+
+
+# --- the decision --------------------------------------------------------------------------------
+@pytest.mark.parametrize("behaviour", ["answers", "slow"])
+@pytest.mark.parametrize("at_pypi", [True, False], ids=["PyPI has it", "PyPI has none"])
+def test_pytorchs_index_comes_before_pypi(
+    pin: Pin, pypi: Index, pytorch: Index, behaviour: str, at_pypi: bool
+) -> None:
+    if at_pypi:
+        add_torch(pypi.folder, TORCH)
+    wheel = add_torch(pytorch.folder, CPU_BUILD)
+    pytorch.behaviour = behaviour
+    source = find_torch(pin, PIP)
+    address = re.fullmatch(r"torch @ (http://127\.0\.0\.1:\d+/files/.*)#sha256=\w{64}",
+                           source.requirement)  # fmt: skip
+    assert address
+    assert address[1].endswith(wheel.name.replace("+", "%2B"))
+    assert not source.is_cuda_build
+    assert set(pytorch.asked) == {"torch"}  # nothing else is looked for there
+
+
+@pytest.mark.parametrize("behaviour", ["absent", "refuses", "hangs", "closed"])
+def test_else_pypis_build_serves_and_its_size_is_said(
+    pin: Pin,
+    pypi: Index,
+    pytorch: Index,
+    behaviour: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("distribution.torch_source.PATIENCE", ("--timeout", "2", "--retries", "0"))
+    add_torch(pypi.folder, TORCH)
+    add_torch(pytorch.folder, CPU_BUILD)
+    if behaviour == "closed":
+        pytorch.close()
+    pytorch.behaviour = behaviour
+    assert find_torch(pin, PIP) == TorchSource(f"torch=={TORCH}", (), is_cuda_build=True)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"note: torch {TORCH} is PyPI's build for CUDA")
+    assert re.search(r"\d GB to download and \d GB on disk", line)
+    assert pytorch.url in line
+    assert "VLLM_PYTORCH_INDEX_URL" in line
+
+
+@pytest.mark.parametrize("behaviour", ["answers", "absent", "refuses", "closed"])
+def test_if_nothing_is_there_one_sentence_says_both_ways_out(
+    pin: Pin, pytorch: Index, behaviour: str
+) -> None:
+    pytorch.behaviour = behaviour
+    if behaviour == "closed":
+        pytorch.close()
+    with pytest.raises(DistributionError) as refused:
+        find_torch(pin, PIP)
+    sentence = str(refused.value)
+    assert sentence.startswith(f"No torch {TORCH} was found for this Python")
+    assert pytorch.url in sentence
+    assert "--extra-index-url, --find-links or VLLM_PYTORCH_INDEX_URL" in sentence
+    assert "or install it into this environment first" in sentence
+    assert "\n" not in sentence
+
+
+def test_files_of_requirements_may_know_more_than_can_be_seen(pin: Pin) -> None:
+    plain = TorchSource(f"torch=={TORCH}", (), is_cuda_build=True)
+    assert find_torch(pin, Frontend((), is_pip_alone=False)) == plain
+
+
+@pytest.mark.parametrize("label", ["cpu", "cu130"])
+def test_what_pip_knows_comes_first(
+    pin: Pin,
+    pypi: Index,
+    pytorch: Index,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    label: str,
+) -> None:
+    add_torch(pypi.folder, TORCH)
+    add_torch(pytorch.folder, CPU_BUILD)
+    add_torch(tmp_path / "known", f"{TORCH}+{label}")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "known"))
+    source = find_torch(pin, PIP)
+    assert source == TorchSource(f"torch=={TORCH}", (), is_cuda_build=label != "cpu")
+    assert not pytorch.asked
+
+
+@pytest.mark.parametrize("option", ["--find-links", "--extra-index-url"])
+def test_what_pip_was_told_comes_first(
+    pin: Pin, pypi: Index, pytorch: Index, tmp_path: Path, option: str
+) -> None:
+    add_torch(pypi.folder, TORCH)
+    add_torch(pytorch.folder, CPU_BUILD)
+    with serving(tmp_path / "told") as told:
+        add_torch(told.folder, CPU_BUILD)
+        options = (option, told.url if "index" in option else str(told.folder))
+        source = find_torch(pin, Frontend(options, is_pip_alone=True))
+    assert source == TorchSource(f"torch=={TORCH}", options)
+    assert not pytorch.asked
+
+
+def test_no_index_means_none(
+    pin: Pin, pypi: Index, pytorch: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for index in (pypi, pytorch):
+        add_torch(index.folder, CPU_BUILD)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(DistributionError, match=r"^No torch 2\.0 was found"):
+        find_torch(pin, PIP)
+    assert not pypi.asked + pytorch.asked
+
+
+def test_a_build_for_cuda_takes_what_pip_finds(pin: Pin, pytorch: Index) -> None:
+    source = find_torch(replace(pin, target="cuda", torch_index=None), PIP)
+    assert source.requirement == f"torch=={TORCH}"
+    assert not pytorch.asked
+
+
+def test_what_a_user_set_for_the_installation_is_not_for_the_look_up(
+    pin: Pin, pytorch: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_torch(pytorch.folder, CPU_BUILD)
+    monkeypatch.setenv("PIP_TARGET", str(tmp_path / "target"))
+    monkeypatch.setenv("PIP_REPORT", str(tmp_path / "report"))
+    monkeypatch.setenv("PIP_VERBOSE", "3")
+    assert find_torch(pin, PIP).requirement.startswith("torch @ http")
+    assert not (tmp_path / "report").exists()
+
+
+# --- the command line of pip ---------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("python -m pip install -e .", Frontend((), True)),
+        ("/v/bin/python /v/bin/pip3.11 install .", Frontend((), True)),
+        ("pip install -i http://a -e .", Frontend(("--index-url", "http://a"), True)),
+        ("pip install --index-url=http://a --extra-index-url http://b .",
+         Frontend(("--index-url", "http://a", "--extra-index-url", "http://b"), True)),
+        ("pip install --no-index -f links .",
+         Frontend(("--no-index", "--find-links", "HERE/links"), True)),
+        ("pip install --find-links absent .", Frontend(("--find-links", "absent"), True)),
+        ("pip install -r requirements.txt .", Frontend((), False)),
+        ("uv pip install -i http://a .", Frontend(("--index-url", "http://a"), True)),
+        ("python setup.py -i http://a", Frontend((), False)),
+        ("sed -i s/a/b/ file", Frontend((), False)),
+        ("pip install --index-url", Frontend((), False)),
+    ],
+)  # fmt: skip
+def test_the_options_of_the_calling_pip_are_read(
+    tmp_path: Path, words: str, expected: Frontend
+) -> None:
+    (tmp_path / "links").mkdir()
+    options = tuple(option.replace("HERE", str(tmp_path)) for option in expected.options)
+    assert read_command_line(words.split(), tmp_path) == replace(expected, options=options)
+
+
+# --- installations -------------------------------------------------------------------------------
+BUILD_REQUIREMENTS = ("setuptools>=78.1.1,<81", "packaging>=24", "pip", "cmake>=3.26", "ninja")
+KERNELS = {
+    "csrc/CMakeLists.txt": (
+        "cmake_minimum_required(VERSION 3.25)\nproject(kernels LANGUAGES CXX)\n"
+        "add_library(_fork_C MODULE kernel.cpp)\n"
+        'set_target_properties(_fork_C PROPERTIES PREFIX "" SUFFIX ".abi3.so")\n'
+    ),
+    "csrc/kernel.cpp": 'extern "C" int one() { return 1; }\n',
+}
+
+
+@pytest.fixture(scope="module")
+def build_requirements(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what pip needs to build, as PyPI has it."""
+    folder = tmp_path_factory.mktemp("build-requirements")
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
+    subprocess.run([*pip, *BUILD_REQUIREMENTS], check=True)
+    return folder
+
+
+@pytest.fixture
+def small_repository(tmp_path: Path) -> Path:
+    """This project's installation, of a small package with one kernel."""
+    root = make_repository(tmp_path / "small")
+    write_files(root, KERNELS)
+    for name in ("distribution", "setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
+        copy(ROOT / name, root / name)
+    return root
+
+
+class Newcomer:
+    """A fresh virtual environment, with the pip that Python brings."""
+
+    def __init__(self, folder: Path) -> None:
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        self.python = folder / "bin" / "python"
+
+    def pip(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run pip as from a terminal: what it prints as errors goes to a pipe of its own."""
+        return subprocess.run(
+            [str(self.python), "-m", "pip", *arguments], capture_output=True, text=True
+        )
+
+    def says(self, code: str) -> str:
+        done = subprocess.run([str(self.python), "-c", code], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def version(self, name: str) -> str:
+        return self.says(f"from importlib.metadata import version; print(version({name!r}))")
+
+    def requirements(self) -> list[str]:
+        lines = "from importlib.metadata import requires; print(*requires('vllm'), sep='\\n')"
+        return [line for line in self.says(lines).splitlines() if line.startswith("torch")]
+
+
+@pytest.fixture
+def newcomer(
+    plain_machine: None, tmp_path: Path, pypi: Index, build_requirements: Path
+) -> Newcomer:
+    for wheel in build_requirements.iterdir():
+        (pypi.folder / wheel.name).symlink_to(wheel)
+    add_package(pypi.folder, "rich", "1.0")
+    return Newcomer(tmp_path / "newcomer")
+
+
+def test_pip_installs_the_build_for_cpus_and_keeps_it(
+    newcomer: Newcomer, small_repository: Path, pypi: Index, pytorch: Index
+) -> None:
+    add_torch(pypi.folder, TORCH)
+    add_torch(pytorch.folder, CPU_BUILD)
+    done = newcomer.pip("install", "--editable", str(small_repository))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert newcomer.version("torch") == CPU_BUILD
+    assert newcomer.version("vllm") == "1.2.0+cpu.hf1"
+    # What a later pip reads has no address that it would have to reach.
+    assert newcomer.requirements() == [f"torch=={TORCH}"]
+    unpacked = small_repository / "build/cpu/torch/torch/include/torch.h"
+    assert unpacked.exists()
+
+    pytorch.close()
+    (pypi.folder / f"torch-{TORCH}-py3-none-any.whl").unlink()
+    again = newcomer.pip("install", str(small_repository))
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert newcomer.version("torch") == CPU_BUILD
+    assert load_source(small_repository / "build/cpu/torch.json") is None
+
+
+def test_pypis_build_serves_and_stays_a_build_for_cpus(
+    newcomer: Newcomer,
+    small_repository: Path,
+    pypi: Index,
+    pytorch: Index,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second installation finds a torch that could be CUDA's, and is for CPUs all the same."""
+    monkeypatch.delenv("VLLM_TARGET_DEVICE")
+    pytorch.behaviour = "absent"
+    add_torch(pypi.folder, TORCH)
+    for expected_notes in (1, 0):
+        done = newcomer.pip("install", "--editable", str(small_repository))
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert newcomer.version("torch") == TORCH
+        assert newcomer.version("vllm") == "1.2.0+cpu.hf1"
+        # It can be seen, though pip hides what its hooks print.
+        notes = [line for line in done.stderr.splitlines() if line.startswith("note: ")]
+        assert len(notes) == expected_notes
+
+
+def test_pip_shows_the_sentence_if_there_is_no_torch(
+    newcomer: Newcomer, small_repository: Path, pytorch: Index
+) -> None:
+    done = newcomer.pip("install", str(small_repository))
+    assert done.returncode != 0
+    said = " ".join((done.stdout + done.stderr).split())
+    assert f"error: No torch {TORCH} was found for this Python, neither by pip nor in " in said
+    assert "Traceback" not in said
+
+
+def test_the_wheel_takes_torch_by_its_file_of_requirements(
+    newcomer: Newcomer, small_repository: Path, pypi: Index, pytorch: Index, tmp_path: Path
+) -> None:
+    """The wheel itself installs with what pip finds; the file beside it names PyTorch's index."""
+    add_torch(pypi.folder, TORCH)
+    add_torch(pytorch.folder, CPU_BUILD)
+    dist = tmp_path / "dist"
+    built = newcomer.pip("wheel", "--no-deps", "--wheel-dir", str(dist), str(small_repository))
+    assert built.returncode == 0, built.stdout + built.stderr
+    settings = small_repository / "upstream.toml"
+    settings.write_text(settings.read_text().replace(TORCH_INDEX, pytorch.url))
+    described = subprocess.run(
+        [sys.executable, "-m", "distribution.release", str(dist)],
+        cwd=small_repository, capture_output=True, text=True,
+    )  # fmt: skip
+    assert described.returncode == 0, described.stderr
+    checked = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=dist, capture_output=True)
+    assert checked.returncode == 0
+
+    (wheel,) = dist.glob("*.whl")
+    for arguments, version in (
+        ((str(wheel),), TORCH),
+        (("-r", str(dist / "requirements.txt")), CPU_BUILD),
+    ):
+        fresh = Newcomer(tmp_path / version)
+        done = fresh.pip("install", *arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert fresh.version("torch") == version
+        assert fresh.version("vllm") == "1.2.0+cpu.hf1"
+        assert fresh.requirements() == [f"torch=={TORCH}"]
+
+
+def test_the_record_of_one_installation_can_be_read_by_its_next_step(tmp_path: Path) -> None:
+    source = TorchSource("torch==2.0", ("--find-links", "/x"), is_cuda_build=True)
+    source.save(tmp_path / "new" / "torch.json")
+    assert load_source(tmp_path / "new" / "torch.json") == source
+    assert json.loads((tmp_path / "new" / "torch.json").read_text())["requirement"] == "torch==2.0"
