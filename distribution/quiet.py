@@ -31,10 +31,12 @@ class Progress:
         """Show what the command does, if it is time to."""
         now = time.monotonic()
         if line.startswith("note: "):
-            self._print(line, stays=True)
+            self._print(line, stays=True)  # whole, however long
         elif self.is_terminal or now - self.shown_at > INTERVAL:
             self.shown_at = now
-            self._print(f"  {self.elapsed()}  {line}", stays=not self.is_terminal)
+            width = shutil.get_terminal_size().columns - 1
+            shown = f"  {self.elapsed()}  {line}"[:width]
+            self._print(shown, stays=not self.is_terminal)
 
     def elapsed(self) -> str:
         """Return minutes and seconds since the start."""
@@ -48,9 +50,6 @@ class Progress:
 
     def _print(self, line: str, *, stays: bool) -> None:
         self.clear()
-        width = shutil.get_terminal_size().columns - 1
-        if not stays:
-            line = line[:width]
         print(line, end="\n" if stays else "", flush=True)
 
 

@@ -212,7 +212,9 @@ def test_it_can_be_uninstalled_and_installed_again(editable: Environment, reposi
 
 # --- as a wheel ----------------------------------------------------------------------------------
 def test_the_wheel_is_for_every_supported_python(wheel: Path) -> None:
-    assert re.fullmatch(rf"vllm-{re.escape(VERSION)}-cp311-abi3-linux_\w+\.whl", wheel.name)
+    assert re.fullmatch(
+        rf"vllm-{re.escape(VERSION)}-cp311-abi3-manylinux_2_\d+_x86_64\.whl", wheel.name
+    )
 
 
 def test_the_wheel_holds_the_whole_package(wheel: Path, repository: Path) -> None:
@@ -266,9 +268,7 @@ def test_the_build_folder_stays_within_what_was_checked(wheel: Path, repository:
     build = repository / "build" / "cpu"
     files = {path.lstat().st_ino: path.lstat().st_blocks * 512 for path in build.rglob("*")}
     downloaded = (build_folder("cpu") / "wheels" / load_pin("cpu").filename).stat().st_size
-    (allowed,) = (
-        need.size for need in needs("cpu", build, with_torch=False) if need.folder == build
-    )
+    (allowed,) = (need.size for need in needs("cpu", build, torch=None) if need.folder == build)
     assert sum(files.values()) + downloaded < allowed
 
 
@@ -300,8 +300,8 @@ def test_a_damaged_wheel_is_refused_and_nothing_is_unpacked(
     done = editable.pip(
         "install", "--no-deps", "--editable", str(repository), VLLM_UPSTREAM_WHEEL=str(damaged)
     )
-    assert f"error: {damaged} has sha256 " in said(done)
-    assert f"but upstream.toml pins {pin.sha256} for {pin.filename}: remove the file" in said(done)
+    assert f"error: {damaged} is not the wheel that upstream.toml pins" in said(done)
+    assert "it is no wheel at all" in said(done)
     assert "Traceback" not in said(done)
     build = repository / "build"
     assert not build.exists() or not [path for path in build.rglob("*") if path.is_file()]

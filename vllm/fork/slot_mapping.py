@@ -1,0 +1,47 @@
+"""Where in the KV cache each token goes: the C++ stand-in for Triton's kernel on CPUs.
+
+vLLM 0.32.0's own stand-in (``_compute_slot_mapping_kernel_impl`` of
+``vllm/utils/cpu_triton_utils.py``) has a parameter that its kernel no longer has, so that without
+Triton-CPU no step of an engine runs. The wheel that is pinned for CPUs has it repaired; a wheel
+that was built from vLLM's source release has not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def compute_slot_mapping(
+    num_tokens: int,
+    max_num_tokens: int,
+    query_start_loc: torch.Tensor,
+    positions: torch.Tensor,
+    block_table: torch.Tensor,
+    block_table_stride: int,
+    slot_mapping: torch.Tensor,
+    kv_cache_block_size: int,
+    total_cp_world_size: int,
+    *_: Any,
+) -> None:
+    """Write the slot of each token of a batch.
+
+    The parameters are those of ``ComputeSlotMappingKernel.kernel`` in
+    ``vllm/v1/worker/block_table.py``, in its order.
+
+    Args:
+        num_tokens: of the batch.
+        max_num_tokens: of any batch.
+        query_start_loc: [requests + 1] int32, where each request's tokens start.
+        positions: [num_tokens] int64, of each token in its request.
+        block_table: [max requests, blocks] int32, the blocks of each request.
+        block_table_stride: blocks in a row of it.
+        slot_mapping: [num_tokens] int64, the result.
+        kv_cache_block_size: tokens in a block.
+        total_cp_world_size: ranks of context parallelism, which CPUs have not.
+    """
+    assert total_cp_world_size == 1, "Context parallelism is not supported on CPUs."
+    torch.ops._C.compute_slot_mapping_kernel_impl(
+        query_start_loc, positions, block_table, slot_mapping, kv_cache_block_size
+    )
