@@ -80,15 +80,23 @@ def _missing_of_machine(venv: Path):  # type: ignore[no-untyped-def]
     from distribution.environment import installed_version
     from distribution.errors import DistributionError
     from distribution.memory import check_memory
-    from distribution.pins import ROOT
+    from distribution.pristine import build_folder
+    from distribution.system_libraries import check_system_libraries
+    from distribution.target import choose_target
     from distribution.torch_source import TorchSource
 
     site = next(venv.glob("lib/python3*/site-packages"), venv)
+    target = choose_target(site)
     has_torch = installed_version("torch", site) is not None
     # Which torch it will be is not known yet: at least a small one.
     torch = None if has_torch else TorchSource("torch")
-    required = needs("cpu", ROOT / "build" / "cpu", torch=torch, site=site)
-    for check in (check_cxx, lambda: check_memory(MEMORY), lambda: check_disk(required)):
+    required = needs(target, build_folder(target), torch=torch, site=site)
+    for check in (
+        check_cxx,
+        lambda: check_system_libraries(target),
+        lambda: check_memory(MEMORY),
+        lambda: check_disk(required),
+    ):
         try:
             check()
         except DistributionError as error:

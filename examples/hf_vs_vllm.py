@@ -19,7 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # the answers are the output here
+# The answers are the output here: what else there is goes to stderr.
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
 
 import torch
 from rich.console import Console

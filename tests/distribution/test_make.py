@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from distribution import memory, preflight
+from distribution import memory, preflight, system_libraries
 from distribution.errors import DistributionError
 from distribution.memory import GIB, check_memory, compilers_at_once, total_memory
 from distribution.release import describe_wheel
@@ -71,6 +71,14 @@ def test_a_python_without_its_venv_module_is_refused(
     monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: None)
     assert preflight.main(tmp_path / "venv", ["demo"]) == 1
     assert "apt install python3-venv" in capsys.readouterr().err
+
+
+def test_a_missing_library_is_refused_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    system_libraries.check_system_libraries("cpu")
+    monkeypatch.setattr(system_libraries, "NUMA", "libno-such.so.1")
+    system_libraries.check_system_libraries("cuda")
+    with pytest.raises(DistributionError, match=r"^libno-such\.so\.1 was .*: apt install libnuma1"):
+        system_libraries.check_system_libraries("cpu")
 
 
 def test_make_says_that_there_is_no_python(tmp_path: Path) -> None:
@@ -179,7 +187,7 @@ def test_a_wheel_for_gpus_needs_no_other_index(tmp_path: Path) -> None:
 
 # --- the machine with nothing --------------------------------------------------------------------
 def test_the_readme_names_the_packages() -> None:
-    assert {"make", "g++", "python3-venv"} <= set(packages_of_readme())
+    assert {"make", "g++", "libnuma1", "python3-venv"} <= set(packages_of_readme())
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])

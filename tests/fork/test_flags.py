@@ -100,3 +100,11 @@ def test_help_shows_a_group() -> None:
     for flag in ("--hf-compat", "--split-qkv", "--deterministic"):
         assert flag in done.stdout
     assert "--max-model-len" not in done.stdout
+
+
+def test_a_missing_library_of_the_system_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wheel may have come to a machine that lacks it, where upstream fails without its name."""
+    EngineArgs(str(MODEL), dtype="float32").create_engine_config()
+    monkeypatch.setattr("vllm.fork.system_libraries.NUMA", "libno-such.so.1")
+    with pytest.raises(ValueError, match=r"^libno-such\.so\.1 was not found, .* libnuma1"):
+        EngineArgs(str(MODEL), dtype="float32").create_engine_config()

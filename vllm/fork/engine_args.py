@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vllm.deterministic import engine_args as deterministic
 from vllm.fork.attention_backend import check_attention_backend
+from vllm.fork.system_libraries import check_system_libraries
 from vllm.hf_numerics import engine_args as hf_numerics
 
 if TYPE_CHECKING:
@@ -17,8 +18,10 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
     """Change the arguments as the flags need it, in place; nothing without flags.
 
     Raises:
-        ValueError: an argument does not go with a flag, or with the platform.
+        ValueError: an argument does not go with a flag, or with the platform, or the system lacks
+            a library.
     """
+    check_system_libraries()
     check_attention_backend(args)
     deterministic.prepare_engine_args(args, flags)
     hf_numerics.prepare_engine_args(args, flags)
