@@ -10,7 +10,8 @@ INSTALLED_DEV := $(VENV)/.installed-dev
 SOURCES := pyproject.toml setup.py upstream.toml patches/series $(wildcard patches/*.patch) \
 	$(wildcard distribution/*.py) $(shell find csrc -type f) $(shell find vllm -type f -name '*.py')
 OWN_CODE := distribution examples benchmarks tools tests vllm setup.py
-PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check
+# Bytecode is left to the first import: compiling all of it would take longer than all else.
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 # Of every promise something, in less than five minutes: one engine, the server, all processors, the
 # kernels on this machine's CPU, the checks of the installation.
 FAST_TESTS := $(addprefix tests/, $(addprefix hf_compat/test_, body.py defaults.py draws.py \
@@ -37,8 +38,11 @@ plan:
 	"make PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -m distribution.preflight $(VENV) $(MAKECMDGOALS)
 
+# The pip that Python brings may be years old, and takes twice as long.
 $(BIN)/python: | plan
 	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip || \
+	echo "note: pip was not updated; the one that Python brings serves, too"
 
 $(INSTALLED): $(SOURCES) | plan $(BIN)/python
 	@$(QUIETLY) build/install.log "Installing into $(VENV)" -- $(PIP_INSTALL) -e .
