@@ -41,7 +41,7 @@ plan:
 # The pip that Python brings may be years old, and takes twice as long.
 $(BIN)/python: | plan
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip || \
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade pip || \
 	echo "note: pip was not updated; the one that Python brings serves, too"
 
 $(INSTALLED): $(SOURCES) | plan $(BIN)/python
