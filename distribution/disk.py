@@ -27,9 +27,9 @@ class Need:
 # build folder; what of torch is compiled against; what pip downloads into the temporary folder,
 # and the requirements in site-packages, by target and, for CPUs, by the build of torch.
 _BUILD = {"cpu": 1.0, "cuda": 2.5}
-_UNPACKED_TORCH = {"cpu": 0.7, "cuda": 2.0}
-_DOWNLOADS = {"cpu": 1.0, "cuda build": 4.0, "cuda": 5.0}
-_INSTALLED = {"cpu": 2.5, "cuda build": 9.0, "cuda": 14.0}
+_UNPACKED_TORCH = {"cpu": 0.6, "cuda": 2.0}
+_DOWNLOADS = {"cpu": 1.0, "cuda build": 3.5, "cuda": 5.0}
+_INSTALLED = {"cpu": 3.2, "cuda build": 6.5, "cuda": 14.0}
 
 
 def needs(

@@ -20,7 +20,7 @@ OLDEST = (3, 11)
 MEMORY = 4 << 30
 """Bytes with which kernels compile and the demo runs."""
 
-INSTALLATION = "about 4 minutes, 0.9 GB to download, 4 GB on disk"
+INSTALLATION = "about 2 minutes, 0.9 GB to download, 4.5 GB on disk"
 STEPS = {
     "demo": "asks Transformers and this vLLM the same questions and compares (about 2 minutes)",
     "test": "runs all tests (about 35 minutes; `make test-fast` takes 5)",

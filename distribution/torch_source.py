@@ -26,7 +26,7 @@ from distribution.pip import run_pip
 VARIABLE = "VLLM_PYTORCH_INDEX_URL"
 PATIENCE = ("--timeout", "15", "--retries", "1")
 """For an index that the user did not ask for; pip's own would wait for minutes."""
-CUDA_BUILD_SIZE = "3 GB to download and 7 GB on disk, where a build for CPUs has 0.2 and 0.8"
+CUDA_BUILD_SIZE = "2.7 GB to download and 5 GB on disk, where a build for CPUs takes 0.2 and 0.8"
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def test_else_pypis_build_serves_and_its_size_is_said(
     assert find_torch(pin, PIP) == TorchSource(f"torch=={TORCH}", (), is_cuda_build=True)
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(f"note: torch {TORCH} is PyPI's build for CUDA")
-    assert re.search(r"\d GB to download and \d GB on disk", line)
+    assert re.search(r"[\d.]+ GB to download and \d GB on disk", line)
     assert pytorch.url in line
     assert "VLLM_PYTORCH_INDEX_URL" in line
 
