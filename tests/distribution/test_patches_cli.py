@@ -67,7 +67,7 @@ def test_the_series_applies_to_the_pinned_wheel(
 
 @pytest.mark.parametrize(
     ("num_patches", "num_lines", "status"),
-    [(10, 150, 0), (11, 11, 1), (1, 151, 1), (10, 151, 1)],
+    [(12, 150, 0), (13, 13, 1), (1, 151, 1), (12, 151, 1)],
 )
 def test_the_series_must_stay_small(
     repository: Path,
