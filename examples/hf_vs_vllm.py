@@ -58,6 +58,9 @@ PROMPTS = (
     "lambda key: ",
 )
 
+SMALL_CACHE = 1 << 29
+"""Bytes of KV cache that are enough for the models that this example brings."""
+
 console = Console()
 
 
@@ -82,14 +85,23 @@ class Sides:
     tokenizer: PreTrainedTokenizerBase
 
 
-def load(model: str, dtype: str) -> Sides:
-    """Load `model` in Transformers and in this vLLM, in the same dtype."""
+def load(model: str, dtype: str, cache_bytes: int | None = None) -> Sides:
+    """Load `model` in Transformers and in this vLLM, in the same dtype.
+
+    vLLM takes most of the free memory for its KV cache unless `cache_bytes` says how much.
+    """
     console.print(
         f"Loading [bold]{Path(model).name}[/] in Transformers and in vLLM ({dtype}), "
         "half a minute ..."
     )
     hf = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
-    llm = LLM(model, dtype=dtype, hf_compat=True, enforce_eager=not torch.cuda.is_available())
+    llm = LLM(
+        model,
+        dtype=dtype,
+        hf_compat=True,
+        enforce_eager=not torch.cuda.is_available(),
+        kv_cache_memory_bytes=cache_bytes,
+    )
     hf = hf.to("cuda" if torch.cuda.is_available() else "cpu").eval()
     return Sides(hf, llm, AutoTokenizer.from_pretrained(model))
 
@@ -180,7 +192,7 @@ def compare(sides: Sides, texts: Sequence[str], config: GenerationConfig, title:
 
 def run_prompts(model: str, args: argparse.Namespace) -> bool:
     """First example: 16 prompts, greedy and with a repetition penalty."""
-    sides = load(model, args.dtype)
+    sides = load(model, args.dtype, SMALL_CACHE if args.model is None else None)
     results = [
         compare(
             sides,
@@ -197,7 +209,7 @@ def run_prompts(model: str, args: argparse.Namespace) -> bool:
 def run_article(args: argparse.Namespace) -> bool:
     """Second example: one question to OPT-125m, with the penalty over 500 tokens."""
     with tempfile.TemporaryDirectory() as folder:
-        sides = load(article_model(Path(folder)), args.dtype)
+        sides = load(article_model(Path(folder)), args.dtype, SMALL_CACHE)
         config = GenerationConfig(
             max_new_tokens=500, repetition_penalty=args.penalty, eos_token_id=None
         )

@@ -68,7 +68,7 @@ def test_everything_that_the_machine_lacks_is_said_at_once(tmp_path: Path) -> No
 def test_a_python_without_its_venv_module_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert preflight.main(tmp_path / "venv", ["demo"]) == 1
     assert "apt install python3-venv" in capsys.readouterr().err
 

@@ -8,12 +8,7 @@ packages are small.
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,38 +18,11 @@ from distribution.errors import DistributionError
 from distribution.frontend import Frontend, read_command_line
 from distribution.pins import Pin, load_pin
 from distribution.torch_source import TorchSource, find_torch, load_source
-from tests.distribution.fake_repository import TORCH_INDEX, make_repository, write_files
-from tests.distribution.package_index import Index, add_package, add_torch, serving
-from tests.engines import ROOT
+from tests.distribution.package_index import Index, add_torch, serving
 
 TORCH = "2.0"
 CPU_BUILD = f"{TORCH}+cpu"
 PIP = Frontend((), is_pip_alone=True)
-
-
-@pytest.fixture
-def pypi(tmp_path: Path) -> Iterator[Index]:
-    with serving(tmp_path / "pypi") as index:
-        yield index
-
-
-@pytest.fixture
-def pytorch(tmp_path: Path) -> Iterator[Index]:
-    with serving(tmp_path / "pytorch") as index:
-        yield index
-
-
-@pytest.fixture
-def plain_machine(monkeypatch: pytest.MonkeyPatch, pypi: Index, pytorch: Index) -> None:
-    """pip as it is when nobody has configured it, but for the addresses of the two indexes."""
-    for name in os.environ:
-        if name.startswith("PIP_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_INDEX_URL", pypi.url)
-    monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
-    monkeypatch.setenv("VLLM_PYTORCH_INDEX_URL", pytorch.url)
-    monkeypatch.setenv("VLLM_TARGET_DEVICE", "cpu")
 
 
 @pytest.fixture
@@ -211,159 +179,6 @@ def test_the_options_of_the_calling_pip_are_read(
     (tmp_path / "links").mkdir()
     options = tuple(option.replace("HERE", str(tmp_path)) for option in expected.options)
     assert read_command_line(words.split(), tmp_path) == replace(expected, options=options)
-
-
-# --- installations -------------------------------------------------------------------------------
-BUILD_REQUIREMENTS = ("setuptools>=78.1.1,<81", "packaging>=24", "pip", "cmake>=3.26", "ninja")
-KERNELS = {
-    "csrc/CMakeLists.txt": (
-        "cmake_minimum_required(VERSION 3.25)\nproject(kernels LANGUAGES CXX)\n"
-        "add_library(_fork_C MODULE kernel.cpp)\n"
-        'set_target_properties(_fork_C PROPERTIES PREFIX "" SUFFIX ".abi3.so")\n'
-    ),
-    "csrc/kernel.cpp": 'extern "C" int one() { return 1; }\n',
-}
-
-
-@pytest.fixture(scope="module")
-def build_requirements(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what pip needs to build, as PyPI has it."""
-    folder = tmp_path_factory.mktemp("build-requirements")
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
-    subprocess.run([*pip, *BUILD_REQUIREMENTS], check=True)
-    return folder
-
-
-@pytest.fixture
-def small_repository(tmp_path: Path) -> Path:
-    """This project's installation, of a small package with one kernel."""
-    root = make_repository(tmp_path / "small")
-    write_files(root, KERNELS)
-    for name in ("distribution", "setup.py", "pyproject.toml", "README.md", "LICENSE", "NOTICE"):
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
-        copy(ROOT / name, root / name)
-    return root
-
-
-class Newcomer:
-    """A fresh virtual environment, with the pip that Python brings."""
-
-    def __init__(self, folder: Path) -> None:
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        self.python = folder / "bin" / "python"
-
-    def pip(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run pip as from a terminal: what it prints as errors goes to a pipe of its own."""
-        return subprocess.run(
-            [str(self.python), "-m", "pip", *arguments], capture_output=True, text=True
-        )
-
-    def says(self, code: str) -> str:
-        done = subprocess.run([str(self.python), "-c", code], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
-
-    def version(self, name: str) -> str:
-        return self.says(f"from importlib.metadata import version; print(version({name!r}))")
-
-    def requirements(self) -> list[str]:
-        lines = "from importlib.metadata import requires; print(*requires('vllm'), sep='\\n')"
-        return [line for line in self.says(lines).splitlines() if line.startswith("torch")]
-
-
-@pytest.fixture
-def newcomer(
-    plain_machine: None, tmp_path: Path, pypi: Index, build_requirements: Path
-) -> Newcomer:
-    for wheel in build_requirements.iterdir():
-        (pypi.folder / wheel.name).symlink_to(wheel)
-    add_package(pypi.folder, "rich", "1.0")
-    return Newcomer(tmp_path / "newcomer")
-
-
-def test_pip_installs_the_build_for_cpus_and_keeps_it(
-    newcomer: Newcomer, small_repository: Path, pypi: Index, pytorch: Index
-) -> None:
-    add_torch(pypi.folder, TORCH)
-    add_torch(pytorch.folder, CPU_BUILD)
-    done = newcomer.pip("install", "--editable", str(small_repository))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert newcomer.version("torch") == CPU_BUILD
-    assert newcomer.version("vllm") == "1.2.0+cpu.hf1"
-    # What a later pip reads has no address that it would have to reach.
-    assert newcomer.requirements() == [f"torch=={TORCH}"]
-    unpacked = small_repository / "build/cpu/torch/torch/include/torch.h"
-    assert unpacked.exists()
-
-    pytorch.close()
-    (pypi.folder / f"torch-{TORCH}-py3-none-any.whl").unlink()
-    again = newcomer.pip("install", str(small_repository))
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert newcomer.version("torch") == CPU_BUILD
-    assert load_source(small_repository / "build/cpu/torch.json") is None
-
-
-def test_pypis_build_serves_and_stays_a_build_for_cpus(
-    newcomer: Newcomer,
-    small_repository: Path,
-    pypi: Index,
-    pytorch: Index,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The second installation finds a torch that could be CUDA's, and is for CPUs all the same."""
-    monkeypatch.delenv("VLLM_TARGET_DEVICE")
-    pytorch.behaviour = "absent"
-    add_torch(pypi.folder, TORCH)
-    for expected_notes in (1, 0):
-        done = newcomer.pip("install", "--editable", str(small_repository))
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert newcomer.version("torch") == TORCH
-        assert newcomer.version("vllm") == "1.2.0+cpu.hf1"
-        # It can be seen, though pip hides what its hooks print.
-        notes = [line for line in done.stderr.splitlines() if line.startswith("note: ")]
-        assert len(notes) == expected_notes
-
-
-def test_pip_shows_the_sentence_if_there_is_no_torch(
-    newcomer: Newcomer, small_repository: Path, pytorch: Index
-) -> None:
-    done = newcomer.pip("install", str(small_repository))
-    assert done.returncode != 0
-    said = " ".join((done.stdout + done.stderr).split())
-    assert f"error: No torch {TORCH} was found for this Python, neither by pip nor in " in said
-    assert "Traceback" not in said
-
-
-def test_the_wheel_takes_torch_by_its_file_of_requirements(
-    newcomer: Newcomer, small_repository: Path, pypi: Index, pytorch: Index, tmp_path: Path
-) -> None:
-    """The wheel itself installs with what pip finds; the file beside it names PyTorch's index."""
-    add_torch(pypi.folder, TORCH)
-    add_torch(pytorch.folder, CPU_BUILD)
-    dist = tmp_path / "dist"
-    built = newcomer.pip("wheel", "--no-deps", "--wheel-dir", str(dist), str(small_repository))
-    assert built.returncode == 0, built.stdout + built.stderr
-    settings = small_repository / "upstream.toml"
-    settings.write_text(settings.read_text().replace(TORCH_INDEX, pytorch.url))
-    described = subprocess.run(
-        [sys.executable, "-m", "distribution.release", str(dist)],
-        cwd=small_repository, capture_output=True, text=True,
-    )  # fmt: skip
-    assert described.returncode == 0, described.stderr
-    checked = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=dist, capture_output=True)
-    assert checked.returncode == 0
-
-    (wheel,) = dist.glob("*.whl")
-    for arguments, version in (
-        ((str(wheel),), TORCH),
-        (("-r", str(dist / "requirements.txt")), CPU_BUILD),
-    ):
-        fresh = Newcomer(tmp_path / version)
-        done = fresh.pip("install", *arguments)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert fresh.version("torch") == version
-        assert fresh.version("vllm") == "1.2.0+cpu.hf1"
-        assert fresh.requirements() == [f"torch=={TORCH}"]
 
 
 def test_the_record_of_one_installation_can_be_read_by_its_next_step(tmp_path: Path) -> None:
