@@ -8,12 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.engines import MODEL, bundled_engine
 
 # Before anything imports Transformers or vLLM: nothing is downloaded, nothing is reported.
 os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR")
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+# How fast a machine is, or how busy, is no property of the code.
+settings.register_profile(
+    "any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any-machine")
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
