@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib.util
 import platform
 import sys
+import sysconfig
 from pathlib import Path
 
 OLDEST = (3, 11)
@@ -70,6 +71,12 @@ def _missing_of_python(venv: Path):  # type: ignore[no-untyped-def]
         yield (
             f"This machine is {platform.system()} on {platform.machine()}, and this project is "
             "built for Linux on x86_64: use such a machine, or a container of that platform."
+        )
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if sys.version_info >= OLDEST and not header.exists():
+        yield (
+            f"{header} was not found, with which torch.compile makes code for CPUs: install "
+            "Python's headers (Debian, Ubuntu: apt install python3-dev)."
         )
 
 

@@ -187,7 +187,7 @@ def test_a_wheel_for_gpus_needs_no_other_index(tmp_path: Path) -> None:
 
 # --- the machine with nothing --------------------------------------------------------------------
 def test_the_readme_names_the_packages() -> None:
-    assert {"make", "g++", "libnuma1", "python3-venv"} <= set(packages_of_readme())
+    assert {"make", "g++", "libnuma1", "python3-dev", "python3-venv"} <= set(packages_of_readme())
 
 
 @pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vllm.deterministic import engine_args as deterministic
 from vllm.fork.attention_backend import check_attention_backend
+from vllm.fork.compiler import do_without_compiler
 from vllm.fork.system_libraries import check_system_libraries
 from vllm.hf_numerics import engine_args as hf_numerics
 
@@ -19,9 +20,10 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
 
     Raises:
         ValueError: an argument does not go with a flag, or with the platform, or the system lacks
-            a library.
+            a library or, where code is to be compiled, a compiler.
     """
     check_system_libraries()
     check_attention_backend(args)
     deterministic.prepare_engine_args(args, flags)
     hf_numerics.prepare_engine_args(args, flags)
+    do_without_compiler(args)
