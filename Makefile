@@ -25,6 +25,7 @@ FAST_TESTS := $(addprefix tests/, $(addprefix hf_compat/test_, body.py defaults.
 	fetch.py make.py metadata.py other_wheel.py patches_cli.py series.py tree.py))
 QUIETLY := $(PYTHON) -m distribution.quiet
 
+.NOTPARALLEL:
 .PHONY: plan install dev demo test test-fast test-long wheel lint bench match-table determinism \
 	eval clean
 
@@ -44,11 +45,16 @@ $(BIN)/python: | plan
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check --upgrade pip || \
 	echo "note: pip was not updated; the one that Python brings serves, too"
 
-$(INSTALLED): $(SOURCES) | plan $(BIN)/python
+# Newer than the environment if what was built is gone.
+build/.here:
+	@mkdir -p build
+	@touch $@
+
+$(INSTALLED): $(SOURCES) build/.here | plan $(BIN)/python
 	@$(QUIETLY) build/install.log "Installing into $(VENV)" -- $(PIP_INSTALL) -e .
 	@touch $@
 
-$(INSTALLED_DEV): $(SOURCES) | plan $(BIN)/python
+$(INSTALLED_DEV): $(SOURCES) build/.here | plan $(BIN)/python
 	@$(QUIETLY) build/install.log "Installing into $(VENV)" -- $(PIP_INSTALL) -e '.[dev]'
 	@touch $(INSTALLED) $@
 
@@ -65,9 +71,10 @@ test-fast: plan dev
 
 # One wheel for this machine's target, with its hash and what pip needs to install it.
 wheel: plan $(BIN)/python
-	@rm -f dist/vllm-*.whl
+	@rm -rf build/wheel
 	@$(QUIETLY) build/wheel.log "Building the wheel" -- \
-	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .
+	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir build/wheel .
+	@mkdir -p dist && rm -f dist/vllm-*.whl && mv build/wheel/*.whl dist
 	@$(PYTHON) -m distribution.release dist
 
 # The property, seed, beam, speculation, fuzz and exactness tests at full length: two hours or three.
@@ -106,4 +113,5 @@ eval: plan dev
 	$(BIN)/python -m benchmarks.lm_eval_parity
 
 clean:
-	rm -rf build dist $(VENV)
+	rm -rf build dist
+	test ! -e $(INSTALLED) || rm -rf $(VENV)

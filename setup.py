@@ -15,7 +15,7 @@ from distribution.errors import DistributionError
 from distribution.kernels import LIBRARY, build_library, platform_tag
 from distribution.metadata import adapt_metadata
 from distribution.pins import load_pin
-from distribution.pristine import build_folder, pristine_tree
+from distribution.pristine import build_folder, one_at_a_time, pristine_tree
 from distribution.target import choose_kernels, choose_target
 from distribution.tree import assembled_tree
 
@@ -38,6 +38,11 @@ class BuildKernels(build_ext):
 def main() -> None:
     refuse_upstream_vllm()  # pip --no-build-isolation does not ask the backend to check
     target = choose_target()
+    with one_at_a_time(target):
+        build(target)
+
+
+def build(target: str) -> None:
     pin = load_pin(target, kernels=choose_kernels(target))
     link = bool(EDITABLE_COMMANDS & set(sys.argv))
     # Metadata alone is asked for before the commands that say which of the two trees is wanted.

@@ -28,8 +28,6 @@ from distribution.torch_source import find_torch, load_source
 
 ConfigSettings = dict[str, Any] | None
 
-build_editable = build_meta.build_editable
-
 
 def get_requires_for_build_wheel(config_settings: ConfigSettings = None) -> list[str]:
     """Check that the build can succeed, and return what it needs besides pyproject.toml's list."""
@@ -71,7 +69,35 @@ def build_wheel(
     metadata_directory: str | None = None,
 ) -> str:
     """Build the wheel, with metadata of its own instead of the prepared: see below."""
-    return build_meta.build_wheel(wheel_directory, config_settings)
+    with _end_of_installation():
+        return build_meta.build_wheel(wheel_directory, config_settings)
+
+
+def build_editable(
+    wheel_directory: str,
+    config_settings: ConfigSettings = None,
+    metadata_directory: str | None = None,
+) -> str:
+    """Build what an editable installation consists of, with metadata of its own, too."""
+    with _end_of_installation():
+        return build_meta.build_editable(wheel_directory, config_settings)
+
+
+def build_sdist(sdist_directory: str, config_settings: ConfigSettings = None) -> str:
+    """Refuse: a source distribution would be this repository."""
+    sys.exit(
+        "error: there is no source distribution: clone the repository, or build a wheel with "
+        "`make wheel`, `python -m build --wheel` or `uv build --wheel`."
+    )
+
+
+@contextlib.contextmanager
+def _end_of_installation() -> Iterator[None]:
+    """Forget what was decided for one installation when it is over."""
+    try:
+        yield
+    finally:
+        source_file(choose_target()).unlink(missing_ok=True)
 
 
 def _say_where_torch_is(folder: str, name: str) -> str:
@@ -83,12 +109,12 @@ def _say_where_torch_is(folder: str, name: str) -> str:
     fail without a network.
     """
     target = choose_target()
+    pin = load_pin(target, kernels=choose_kernels(target))
     source = load_source(source_file(target))
-    if source is not None:
-        plain = f"torch{load_pin(target, kernels=choose_kernels(target)).torch}"
+    if source is not None and not installed_torch_fits(pin):
         metadata = Path(folder, name, "METADATA")
-        before, line, after = metadata.read_text().partition(f"Requires-Dist: {plain}\n")
-        assert line, f"{metadata} does not declare {plain}"
+        plain = f"Requires-Dist: torch{pin.torch}\n"
+        before, _, after = metadata.read_text().partition(plain)
         metadata.write_text(f"{before}Requires-Dist: {source.requirement}\n{after}")
     return name
 
@@ -98,5 +124,5 @@ def _errors_as_sentences() -> Iterator[None]:
     """Show the user the sentence alone: pip prints what a failed hook wrote."""
     try:
         yield
-    except DistributionError as error:
+    except (DistributionError, OSError) as error:
         sys.exit(f"error: {error}")

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from distribution.environment import site_packages
 from distribution.errors import DistributionError
+from distribution.memory import GIB
 from distribution.torch_source import TorchSource
-
-GIB = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class Need:
 # Measured on 0.32.0, rounded up, in GiB: wheel, its unpacked tree and the assembled copy in the
 # build folder; what of torch is compiled against; what pip downloads into the temporary folder,
 # and the requirements in site-packages, by target and, for CPUs, by the build of torch.
-_BUILD = {"cpu": 1.0, "cuda": 2.5}
+_BUILD = {"cpu": 1.1, "cuda": 2.5}
 _UNPACKED_TORCH = {"cpu": 0.6, "cuda": 2.0}
 _DOWNLOADS = {"cpu": 1.0, "cuda build": 3.5, "cuda": 5.0}
 _INSTALLED = {"cpu": 3.2, "cuda build": 6.5, "cuda": 14.0}
@@ -77,8 +76,7 @@ def check_disk(required: list[Need]) -> None:
             raise DistributionError(
                 f"Not enough disk space on the file system of {folder}: {size / GIB:.1f} GiB are "
                 f"needed and {free / GIB:.1f} GiB are free, for {listed}; free some, set TMPDIR "
-                "to move temporary files and PIP_CACHE_DIR to move pip's cache to another disk, "
-                "or pass --no-cache-dir to pip."
+                "to move temporary files to another disk."
             )
 
 

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from distribution.errors import DistributionError
+from distribution.frontend import calling_folder
 from distribution.other_wheel import check_other_wheel
 from distribution.pins import Pin
 from distribution.pip import reason, run_pip
@@ -25,7 +26,7 @@ def upstream_wheel(pin: Pin, cache: Path) -> Path:
     """
     given = os.environ.get("VLLM_UPSTREAM_WHEEL")
     if given:
-        wheel = _given_wheel(Path(given), pin)
+        wheel = _given_wheel(calling_folder() / Path(given).expanduser(), pin)
         if sha256_of(wheel) != pin.sha256:
             check_other_wheel(wheel, pin)
         return wheel
@@ -45,7 +46,7 @@ def _given_wheel(given: Path, pin: Pin) -> Path:
     wheel = given / pin.filename if given.is_dir() else given
     if not wheel.is_file():
         raise DistributionError(
-            f"VLLM_UPSTREAM_WHEEL names {wheel}, which does not exist: give the path of "
+            f"VLLM_UPSTREAM_WHEEL names {wheel}, which does not exist: give the whole path of "
             f"{pin.filename}, or unset the variable to download it."
         )
     return wheel

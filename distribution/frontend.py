@@ -1,8 +1,8 @@
 """The pip that called the build backend: where it was told to look, and what its user can see.
 
-pip hands its backend neither its options nor its terminal. Where a package is looked for decides
-here between builds of torch, and what was decided must be said, so both are read from the calling
-process, which Linux shows under /proc.
+pip hands its backend neither its options nor its folder nor its terminal. Where a package is looked
+for decides here between builds of torch, and what was decided must be said, so they are read from
+the calling process, which Linux shows under /proc.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ _WITH_VALUE = {
     "--timeout": (),
     "--retries": (),
 }
+_FLAGS = ("--no-index", "--isolated")
+_OTHER_FLAGS = "UqvIyhV"
+_OTHER_WITH_VALUE = "etdbwC"
+"""pip's other short options, which may stand in one word with those above."""
+
 _PATHS = {"--find-links", "--constraint", "--cert", "--client-cert"}
 
 
@@ -46,34 +51,65 @@ class Frontend:
 
 def calling_frontend() -> Frontend:
     """Return what called this process, by its command line."""
-    caller = Path("/proc", str(os.getppid()))
     try:
-        arguments = (caller / "cmdline").read_bytes().decode().split("\0")[:-1]
-        folder = (caller / "cwd").resolve()
+        arguments = _caller("cmdline").read_bytes().decode().split("\0")[:-1]
     except OSError:
         return Frontend((), is_pip_alone=False)
-    return read_command_line(arguments, folder)
+    return read_command_line(arguments, calling_folder())
+
+
+def calling_folder() -> Path:
+    """Return the folder that the calling process is in, which relative paths of its user mean;
+    pip calls a backend in another one."""
+    try:
+        return _caller("cwd").resolve(strict=True)
+    except OSError:
+        return Path.cwd()
+
+
+def _caller(name: str) -> Path:
+    return Path("/proc", str(os.getppid()), name)
 
 
 def read_command_line(arguments: Sequence[str], folder: Path) -> Frontend:
     """Return what the command line of a frontend, started in `folder`, says."""
-    if not any(re.fullmatch(r"pip[\d.]*", Path(argument).name) for argument in arguments[:3]):
+    after_pip = _arguments_of_pip(arguments)
+    if after_pip is None:
         return Frontend((), is_pip_alone=False)
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name, others in _WITH_VALUE.items():
-        parser.add_argument(name, *others, action="append", default=[], dest=name)
-    parser.add_argument("--no-index", action="store_true")
-    parser.add_argument("-r", "--requirement", action="append")
     try:
-        found, _ = parser.parse_known_args(list(arguments))
+        found, _ = _parser().parse_known_args(after_pip)
     except argparse.ArgumentError:
         return Frontend((), is_pip_alone=False)
-    options = ["--no-index"] if found.no_index else []
+    options = [flag for flag in _FLAGS if getattr(found, flag)]
     for name in _WITH_VALUE:
         for value in getattr(found, name):
             path = folder / value
             options += [name, str(path) if name in _PATHS and path.exists() else value]
     return Frontend(tuple(options), is_pip_alone=found.requirement is None)
+
+
+def _arguments_of_pip(arguments: Sequence[str]) -> list[str] | None:
+    """Return what follows pip on a command line: itself, a script of Python's, or a module."""
+    for i, argument in enumerate(arguments):
+        is_module = argument == "pip" and i > 0 and arguments[i - 1] == "-m"
+        is_program = re.fullmatch(r"pip[\d.]*", Path(argument).name) and i <= 1
+        if is_module or (is_program and Path(arguments[0]).name != "uv"):
+            return list(arguments[i + 1 :])
+    return None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    for name, others in _WITH_VALUE.items():
+        parser.add_argument(name, *others, action="append", default=[], dest=name)
+    for flag in _FLAGS:
+        parser.add_argument(flag, action="store_true", dest=flag)
+    parser.add_argument("-r", "--requirement", action="append")
+    for letter in _OTHER_FLAGS:
+        parser.add_argument(f"-{letter}", action="count", dest=f"flag {letter}")
+    for letter in _OTHER_WITH_VALUE:
+        parser.add_argument(f"-{letter}", action="append", dest=f"value {letter}")
+    return parser
 
 
 def tell_user(line: str) -> None:
@@ -84,7 +120,7 @@ def tell_user(line: str) -> None:
     """
     print(line, flush=True)  # seen with `pip --verbose`
     with contextlib.suppress(OSError):
-        errors = Path("/proc", str(os.getppid()), "fd", "2")
+        errors = _caller("fd") / "2"
         if not stat.S_ISREG(errors.stat().st_mode):
             with errors.open("w") as stream:
                 print(f"\n{line}", file=stream)

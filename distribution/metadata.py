@@ -19,6 +19,8 @@ XFORMERS = ["xformers>=0.0.35"]  # for vllm/v1/attention/backends/xformers.py
 # For this project's own tests, checks and tools; the examples need nothing more than vLLM does,
 # but name what they import.
 DEV = [
+    "cmake>=3.26",
+    "ninja",
     "pytest>=8",
     "pytest-timeout",
     "hypothesis",

@@ -25,7 +25,8 @@ class Pin:
         filename: of the wheel.
         sha256: of the wheel, 64 hex digits.
         text_sha256: digests of its text and of others that are as good, see `text_digest`.
-        compiled_files: of the package, that any build of it must have.
+        metadata_sha256: of its requirements and entry points, see `metadata_digest`.
+        compiled_files: of the package, which any build of it must have, and no others.
         torch: versions that it runs with, as a requirement's ("==2.13.0").
         torch_index: of torch's builds for CPUs; None if those for CUDA are wanted.
         multimodal: requirements that only the extra [multimodal] installs.
@@ -40,6 +41,7 @@ class Pin:
     filename: str
     sha256: str
     text_sha256: tuple[str, ...]
+    metadata_sha256: str
     compiled_files: tuple[str, ...]
     torch: str
     torch_index: str | None
@@ -62,6 +64,7 @@ def load_pin(target: str, root: Path = ROOT, kernels: str = "all") -> Pin:
         filename=wheel["filename"],
         sha256=wheel["sha256"],
         text_sha256=tuple(wheel["text_sha256"]),
+        metadata_sha256=wheel["metadata_sha256"],
         compiled_files=tuple(wheel["compiled_files"]),
         torch=wanted["torch"],
         torch_index=wheel.get("torch_index"),

@@ -23,9 +23,9 @@ MEMORY = 4 << 30
 
 INSTALLATION = "about 2 minutes, 0.9 GB to download, 4.5 GB on disk"
 STEPS = {
-    "demo": "asks Transformers and this vLLM the same questions and compares (about 2 minutes)",
+    "demo": "asks Transformers and this vLLM the same questions and compares (about 3 minutes)",
     "test": "runs all tests (about 35 minutes; `make test-fast` takes 5)",
-    "test-fast": "runs the fast tests (about 4 minutes; `make test` runs all)",
+    "test-fast": "runs the fast tests (about 5 minutes; `make test` runs all)",
     "wheel": "builds the wheel into dist/ (about 3 minutes)",
 }
 """What follows the installation, on two cores."""
@@ -93,7 +93,11 @@ def _missing_of_machine(venv: Path):  # type: ignore[no-untyped-def]
     from distribution.torch_source import TorchSource
 
     site = next(venv.glob("lib/python3*/site-packages"), venv)
-    target = choose_target(site)
+    try:
+        target = choose_target(site)
+    except DistributionError as error:
+        yield str(error)
+        return
     has_torch = installed_version("torch", site) is not None
     # Which torch it will be is not known yet: at least a small one.
     torch = None if has_torch else TorchSource("torch")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import compileall
 import contextlib
+import fcntl
 import os
 import shutil
 import zipfile
@@ -23,6 +24,16 @@ from distribution.pins import ROOT, Pin, load_pin
 def build_folder(target: str, root: Path = ROOT) -> Path:
     """Return the git-ignored folder that everything for `target` is built in."""
     return root / "build" / target
+
+
+@contextlib.contextmanager
+def one_at_a_time(target: str, root: Path = ROOT) -> Iterator[None]:
+    """Wait for another installation of this repository that builds for `target` now."""
+    folder = build_folder(target, root)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def pristine_tree(target: str, root: Path = ROOT, kernels: str = "all") -> Path:
@@ -74,8 +85,12 @@ def unpack_text(wheel: Path, folder: Path) -> Path:
 
 def _unpack(wheel: Path, folder: Path, *, with_compiled: bool = True) -> Path:
     with replacing(folder) as partial, zipfile.ZipFile(wheel) as archive:
-        names = [n for n in archive.namelist() if with_compiled or not is_compiled(n)]
-        archive.extractall(partial, names)
+        for info in archive.infolist():
+            if with_compiled or not is_compiled(info.filename):
+                path = Path(archive.extract(info, partial))
+                mode = info.external_attr >> 16  # which zipfile leaves out: some files are programs
+                if mode & 0o100 and path.is_file():
+                    path.chmod(path.stat().st_mode | 0o111)
     return folder
 
 

@@ -8,14 +8,20 @@ the user stay, and if the command fails, its sentence is shown, or the end of wh
 
 from __future__ import annotations
 
+import io
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from distribution.torch_source import NOTE
+
 INTERVAL = 20.0
 """Seconds between two lines where there is no terminal."""
+_SENTENCE = re.compile(r"\s*(error: .* |ERROR: )")  # pip's own errors in small letters are words
 SHOWN = 30
 """Lines of a failure without a sentence of its own."""
 
@@ -30,7 +36,7 @@ class Progress:
     def show(self, line: str) -> None:
         """Show what the command does, if it is time to."""
         now = time.monotonic()
-        if line.startswith("note: "):
+        if line.startswith(NOTE):
             self._print(line, stays=True)  # whole, however long
         elif self.is_terminal or now - self.shown_at > INTERVAL:
             self.shown_at = now
@@ -54,17 +60,22 @@ class Progress:
 
 
 def run(log: Path, title: str, command: list[str]) -> int:
-    """Run `command` and return its exit status."""
+    """Run `command` and return its exit status, as a shell gives it."""
     log.parent.mkdir(parents=True, exist_ok=True)
     print(f"{title} (its output goes to {log})", flush=True)
     progress = Progress()
     lines: list[str] = []
     with (
-        log.open("w") as file,
+        log.open("w", encoding="utf-8", errors="replace") as file,
         subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
         ) as process,
     ):
+        signal.signal(signal.SIGTERM, lambda number, frame: process.terminate())
         assert process.stdout is not None
         try:
             for line in process.stdout:
@@ -79,18 +90,21 @@ def run(log: Path, title: str, command: list[str]) -> int:
             print(f"Interrupted after {progress.elapsed()}.")
             return 130
     progress.clear()
-    if process.returncode == 0:
+    status = process.returncode
+    if status == 0:
         print(f"  done in {progress.elapsed()}", flush=True)
-    else:
-        _show_failure(lines, log)
-    return process.returncode
+        return 0
+    if status < 0:
+        lines.append(f"error: it was ended by {signal.Signals(-status).name}.")
+        status = 128 - status
+    _show_failure(lines, log)
+    return status
 
 
 def _show_failure(lines: list[str], log: Path) -> None:
-    """Print this project's own sentences, which say what to do, or else the last lines."""
-    errors = dict.fromkeys(line.strip() for line in lines if line.strip().startswith("error: "))
-    own = [line for line in errors if " " in line.removeprefix("error: ")]  # pip's are one word
-    for line in own or lines[-SHOWN:]:
+    """Print the sentences that say what to do, this project's and pip's, or the last lines."""
+    sentences = [line.strip() for line in lines if _SENTENCE.match(line)]
+    for line in list(dict.fromkeys(sentences)) or lines[-SHOWN:]:
         print(line, file=sys.stderr)
     print(f"The whole output is in {log}.", file=sys.stderr)
 
@@ -99,4 +113,6 @@ if __name__ == "__main__":
     file, title, separator, *command = sys.argv[1:]
     if separator != "--" or not command:
         sys.exit("usage: python -m distribution.quiet FILE TITLE -- COMMAND...")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # in an ASCII locale
     sys.exit(run(Path(file), title, command))

@@ -5,11 +5,11 @@ python -m distribution.release FOLDER
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from pathlib import Path
 
 from distribution.errors import DistributionError
+from distribution.fetch import sha256_of
 from distribution.pins import ROOT, load_pin
 
 SUMS = "SHA256SUMS"
@@ -24,13 +24,13 @@ def describe_wheel(folder: Path, root: Path = ROOT) -> str:
     Raises:
         DistributionError: there is not one wheel.
     """
-    wheels = sorted(folder.glob("*.whl"))
+    wheels = sorted(folder.glob("vllm-*.whl"))
     if len(wheels) != 1:
-        raise DistributionError(f"{folder} holds {len(wheels)} wheels: run `make wheel` again.")
+        raise DistributionError(
+            f"{folder} holds {len(wheels)} wheels of vLLM: run `make wheel` again."
+        )
     wheel = wheels[0]
-    with wheel.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    (folder / SUMS).write_text(f"{digest}  {wheel.name}\n")
+    (folder / SUMS).write_text(f"{sha256_of(wheel)}  {wheel.name}\n")
     name, version = wheel.name.split("-")[:2]
     index = load_pin("cpu", root).torch_index if "+cpu" in version else None
     (folder / REQUIREMENTS).write_text(

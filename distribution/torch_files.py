@@ -1,8 +1,8 @@
 """The torch that csrc/ is compiled against: its headers, and the libraries that it is linked with.
 
-The environment's own if it has one. Else they are taken out of the wheel that will be installed:
-an installed torch, as a requirement of the build, would bring all that torch itself requires, in a
-build for CUDA several gigabytes, a second time.
+They are taken out of the wheel that will be installed, or are those of an installed torch that
+fits. torch as a requirement of the build would bring all that torch itself requires, in a build for
+CUDA several gigabytes, a second time.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from distribution.errors import DistributionError
 from distribution.pins import ROOT, Pin, load_pin
 from distribution.pip import reason, run_pip
 from distribution.pristine import build_folder, replacing
+from distribution.target import choose_kernels
 from distribution.torch_source import TorchSource, load_source
 
 NEEDED = {
@@ -34,12 +35,12 @@ def source_file(target: str, root: Path = ROOT) -> Path:
     return build_folder(target, root) / "torch.json"
 
 
-def installed_torch_fits(pin: Pin) -> bool:
+def installed_torch_fits(pin: Pin, site: Path | None = None) -> bool:
     """Return whether the environment has a torch that this distribution runs with.
 
     What stands behind a version's "+" does not matter: torch has the same ABI in every build.
     """
-    installed = installed_version("torch")
+    installed = installed_version("torch", site)
     return installed is not None and SpecifierSet(pin.torch).contains(
         installed.partition("+")[0], prereleases=True
     )
@@ -54,16 +55,16 @@ def torch_folder(target: str, root: Path = ROOT) -> Path:
     Raises:
         DistributionError: there is none, and none can be downloaded.
     """
-    unpacked = build_folder(target, root) / "torch"
-    if (unpacked / "torch").exists():
+    pin = load_pin(target, kernels=choose_kernels(target))
+    unpacked = build_folder(target, root) / f"torch{pin.torch}"
+    if unpacked.exists():
         return unpacked / "torch"
     installed = _importable_torch() or site_packages() / "torch"
-    if installed.is_dir():
+    if installed.is_dir() and installed_torch_fits(pin, installed.parent):
         return installed
-    source = load_source(source_file(target, root))
+    source = load_source(source_file(target, root)) or TorchSource(f"torch{pin.torch}")
     with replacing(unpacked) as partial:
-        torch = source or TorchSource(f"torch{load_pin(target).torch}")
-        _unpack(torch, NEEDED[target], partial)
+        _unpack(source, NEEDED[target], partial)
     return unpacked / "torch"
 
 
@@ -80,12 +81,15 @@ def _unpack(source: TorchSource, needed: tuple[str, ...], folder: Path) -> None:
                        temporary, *source.options, source.requirement)  # fmt: skip
         wheels = list(Path(temporary).glob("*.whl"))
         if done.returncode != 0 or not wheels:
+            name = source.requirement.partition(" @")[0]  # an address may have a login
             raise DistributionError(
-                f"pip could not download {source.requirement}, against which csrc/ is compiled "
+                f"pip could not download {name}, against which csrc/ is compiled "
                 f"({reason(done)}): check the network and pip's index settings, or install torch "
                 "into this environment first."
             )
         with zipfile.ZipFile(wheels[0]) as archive:
             names = archive.namelist()
             archive.extractall(folder, [n for n in names if any(fnmatch(n, p) for p in needed)])
+    if not (folder / "torch" / "include").is_dir():
+        raise DistributionError(f"{wheels[0].name} holds no headers to compile csrc/ against.")
     (folder / "torch" / "share" / "cmake").mkdir(parents=True)  # which CMake is pointed to

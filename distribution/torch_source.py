@@ -17,11 +17,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from distribution.errors import DistributionError
 from distribution.frontend import Frontend, calling_frontend, tell_user
 from distribution.pins import Pin
-from distribution.pip import run_pip
+from distribution.pip import reason, run_pip
+
+NOTE = "vllm: note:"
+"""Begins what is shown to the user while pip hides everything else."""
 
 VARIABLE = "VLLM_PYTORCH_INDEX_URL"
 PATIENCE = ("--timeout", "15", "--retries", "1")
@@ -34,7 +38,8 @@ class TorchSource:
     """The torch that pip is to install.
 
     Attributes:
-        requirement: for pip: "torch==2.13.0", or "torch @ URL" for what pip cannot find.
+        requirement: for pip: "torch==2.13.0+cpu", "torch==2.13.0" in any build, or "torch @ URL"
+            for what pip cannot find.
         options: of pip, with which it finds it.
         is_cuda_build: it is not a build for CPUs.
     """
@@ -46,6 +51,7 @@ class TorchSource:
     def save(self, file: Path) -> None:
         """Keep this for the later steps of one installation, which are other processes."""
         file.parent.mkdir(parents=True, exist_ok=True)
+        file.touch(mode=0o600)  # addresses of indexes may hold passwords
         file.write_text(json.dumps(asdict(self)))
 
 
@@ -67,48 +73,66 @@ def find_torch(pin: Pin, frontend: Frontend | None = None) -> TorchSource:
     plain = TorchSource(f"torch{pin.torch}", frontend.options, is_cuda_build=True)
     if pin.torch_index is None:
         return plain
+    cpu_build = f"torch{pin.torch}+cpu"
+    if _look_up(cpu_build, frontend.options).url:
+        return TorchSource(cpu_build, frontend.options)
     known = _look_up(plain.requirement, frontend.options)
-    if known is not None and "+" in known.version:  # a label that only a chosen index has
-        return TorchSource(plain.requirement, frontend.options, "+cpu" not in known.version)
+    if "+" in known.version:  # a label that only a chosen index has
+        return plain
     index = os.environ.get(VARIABLE) or pin.torch_index
-    options = (*frontend.options, "--index-url", index, *PATIENCE)
-    cpu_build = _look_up(f"torch{pin.torch}+cpu", options)
-    if cpu_build is not None:
-        return TorchSource(f"torch @ {cpu_build.url}")
-    if known is None and frontend.is_pip_alone:
-        raise DistributionError(
-            f"No torch {pin.torch.strip('=')} was found for this Python, neither by pip nor in "
-            f"PyTorch's index of builds for CPUs ({index}): name an index or a folder that has it "
-            f"with --extra-index-url, --find-links or {VARIABLE}, or install it into this "
-            "environment first."
-        )
-    if known is not None:
+    at_pytorch = _look_up(cpu_build, (*frontend.options, "--index-url", index, *PATIENCE))
+    if at_pytorch.url:
+        return TorchSource(f"torch @ {_with_login_of(index, at_pytorch.url)}")
+    if known.url:
         tell_user(
-            f"note: torch {known.version} is PyPI's build for CUDA, which serves CPUs as well: "
-            f"{CUDA_BUILD_SIZE}. PyTorch's index of builds for CPUs ({index}) gave none; "
-            f"{VARIABLE} names a mirror."
+            f"{NOTE} torch {known.version} is PyPI's build for CUDA, which serves CPUs as well: "
+            f"{CUDA_BUILD_SIZE}. PyTorch's index of builds for CPUs ({_without_login(index)}) gave "
+            f"none; {VARIABLE} names a mirror."
+        )
+    elif frontend.is_pip_alone:
+        raise DistributionError(
+            f"No torch {pin.torch.strip('=')} was found for this Python, neither by pip "
+            f"({known.reason}) nor in PyTorch's index of builds for CPUs "
+            f"({_without_login(index)}): name an index or a folder that has it with "
+            f"--extra-index-url, --find-links or {VARIABLE}, or install it into this environment "
+            "first."
         )
     return plain
 
 
 @dataclass(frozen=True)
-class _Found:
-    version: str
-    url: str
+class _Answer:
+    """What pip would install: version and address, or the reason why there is nothing."""
+
+    version: str = ""
+    url: str = ""
+    reason: str = ""
 
 
-def _look_up(requirement: str, options: Sequence[str]) -> _Found | None:
+def _look_up(requirement: str, options: Sequence[str]) -> _Answer:
     """Return what pip would install for `requirement`, which it may have to download to tell."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         done = run_pip("install", "--dry-run", "--ignore-installed", "--no-deps", "--quiet",
                        "--report", str(report), *options, requirement)  # fmt: skip
         if done.returncode != 0 or not report.exists():
-            return None
+            return _Answer(reason=reason(done))
         (item,) = json.loads(report.read_text())["install"]
-    return _Found(item["metadata"]["version"], _url_with_hash(item["download_info"]))
+    return _Answer(item["metadata"]["version"], _url_with_hash(item["download_info"]))
 
 
 def _url_with_hash(download: dict[str, Any]) -> str:
     sha256 = download.get("archive_info", {}).get("hashes", {}).get("sha256")
     return f"{download['url']}#sha256={sha256}" if sha256 else str(download["url"])
+
+
+def _with_login_of(index: str, url: str) -> str:
+    """Return `url` with the login of the index that it came from, which pip leaves out."""
+    login, at, host = urlsplit(index).netloc.rpartition("@")
+    parts = urlsplit(url)
+    return parts._replace(netloc=login + at + host).geturl() if parts.netloc == host else url
+
+
+def _without_login(url: str) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

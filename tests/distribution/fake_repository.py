@@ -67,6 +67,7 @@ TEXT_SHA256 = hashlib.sha256(
         if name not in ("vllm/_version.py", "vllm/_C.abi3.so", "vllm/vllm-rs")
     ).encode()
 ).hexdigest()
+METADATA_SHA256 = hashlib.sha256(b"[console_scripts]\nvllm=vllm.engine:run").hexdigest()
 PATCHED: Mapping[str, str] = {
     **UPSTREAM,
     ENGINE: (
@@ -99,6 +100,7 @@ def write_pin(
     (root / "upstream.toml").write_text(
         f'version = "{VERSION}"\nfork = {fork}\n[cpu]\ndist = "upstream-cpu"\n'
         f'filename = "{WHEEL}"\nsha256 = "{sha256}"\ntext_sha256 = {list(text_sha256)}\n'
+        f'metadata_sha256 = "{METADATA_SHA256}"\n'
         'compiled_files = ["_C.abi3.so"]\ntorch = "==2.0"\nmultimodal = []\n'
         f'torch_index = "{TORCH_INDEX}"\n'
         '[cpu.source]\ntorch = ">=1.9"\nmultimodal = ["vision"]\ncompiled = ["kernels"]\n'

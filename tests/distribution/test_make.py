@@ -133,12 +133,12 @@ def quietly(log: Path, script: str) -> subprocess.CompletedProcess[str]:
 
 def test_output_goes_to_the_log_and_notes_to_the_user(tmp_path: Path) -> None:
     log = tmp_path / "new" / "log"
-    done = quietly(log, "echo one; echo two >&2; echo note: three")
+    done = quietly(log, "echo one; echo two >&2; echo vllm: note: three; echo note: pip")
     assert done.returncode == 0
-    assert log.read_text() == "one\ntwo\nnote: three\n"
+    assert log.read_text() == "one\ntwo\nvllm: note: three\nnote: pip\n"
     first, note, last = done.stdout.splitlines()
     assert first == f"Working (its output goes to {log})"
-    assert note == "note: three"
+    assert note == "vllm: note: three"
     assert last == "  done in 0:00"
 
 
@@ -158,6 +158,23 @@ def test_another_failure_is_the_end_of_the_output(tmp_path: Path) -> None:
     assert done.stderr.splitlines() == [*shown, f"The whole output is in {log}."]
 
 
+def test_a_command_that_is_killed_is_said_to_be(tmp_path: Path) -> None:
+    done = quietly(tmp_path / "log", "kill -9 $$")
+    assert done.returncode == 137
+    assert done.stderr.startswith("error: it was ended by SIGKILL.\n")
+
+
+def test_any_bytes_and_any_locale_will_do(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "distribution.quiet", str(tmp_path / "log"), "Working", "--",
+         "printf", "vllm: note: \\342\\224\\201 \\377\\n"],
+        cwd=ROOT, capture_output=True,
+        env=os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "log").read_bytes() == "vllm: note: \u2501 \ufffd\n".encode()
+
+
 def test_a_terminal_shows_where_it_is_in_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "distribution.quiet", str(tmp_path / "log"), "Working", "--",
                "sh", "-c", "echo one; echo two"]  # fmt: skip
@@ -170,7 +187,7 @@ def test_a_terminal_shows_where_it_is_in_one_line(tmp_path: Path) -> None:
 
 # --- the wheel -----------------------------------------------------------------------------------
 def test_there_must_be_one_wheel_to_describe(tmp_path: Path) -> None:
-    for names in ((), ("a-1-py3-none-any.whl", "a-2-py3-none-any.whl")):
+    for names in ((), ("vllm-1-py3-none-any.whl", "vllm-2-py3-none-any.whl")):
         for name in names:
             (tmp_path / name).touch()
         with pytest.raises(DistributionError, match=f"holds {len(names)} wheels"):

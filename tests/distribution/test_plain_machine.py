@@ -35,7 +35,7 @@ def test_pip_installs_the_build_for_cpus_and_keeps_it(
     assert newcomer.version("vllm") == "1.2.0+cpu.hf1"
     # What a later pip reads has no address that it would have to reach.
     assert newcomer.requirements() == [f"torch=={TORCH}"]
-    unpacked = small_repository / "build/cpu/torch/torch/include/torch.h"
+    unpacked = small_repository / "build/cpu/torch==2.0/torch/include/torch.h"
     assert unpacked.exists()
 
     pytorch.close()
@@ -63,7 +63,7 @@ def test_pypis_build_serves_and_stays_a_build_for_cpus(
         assert newcomer.version("torch") == TORCH
         assert newcomer.version("vllm") == "1.2.0+cpu.hf1"
         # It can be seen, though pip hides what its hooks print.
-        notes = [line for line in done.stderr.splitlines() if line.startswith("note: ")]
+        notes = [line for line in done.stderr.splitlines() if line.startswith("vllm: note: ")]
         assert len(notes) == expected_notes
 
 

@@ -66,7 +66,7 @@ def test_else_pypis_build_serves_and_its_size_is_said(
     pytorch.behaviour = behaviour
     assert find_torch(pin, PIP) == TorchSource(f"torch=={TORCH}", (), is_cuda_build=True)
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith(f"note: torch {TORCH} is PyPI's build for CUDA")
+    assert line.startswith(f"vllm: note: torch {TORCH} is PyPI's build for CUDA")
     assert re.search(r"[\d.]+ GB to download and \d GB on disk", line)
     assert pytorch.url in line
     assert "VLLM_PYTORCH_INDEX_URL" in line
@@ -108,8 +108,47 @@ def test_what_pip_knows_comes_first(
     add_torch(tmp_path / "known", f"{TORCH}+{label}")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "known"))
     source = find_torch(pin, PIP)
-    assert source == TorchSource(f"torch=={TORCH}", (), is_cuda_build=label != "cpu")
+    wanted = CPU_BUILD if label == "cpu" else TORCH
+    assert source == TorchSource(f"torch=={wanted}", (), is_cuda_build=label != "cpu")
     assert not pytorch.asked
+
+
+def test_of_several_known_builds_it_is_the_one_for_cpus(
+    pin: Pin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for label in ("cpu", "cu130", "xpu"):
+        add_torch(tmp_path / "known", f"{TORCH}+{label}")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "known"))
+    assert find_torch(pin, PIP) == TorchSource(f"torch=={CPU_BUILD}")
+
+
+def test_a_mirror_keeps_its_login_to_itself(
+    pin: Pin,
+    pypi: Index,
+    pytorch: Index,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    add_torch(pypi.folder, TORCH)
+    mirror = pytorch.url.replace("http://", "http://user:secret@")
+    monkeypatch.setenv("VLLM_PYTORCH_INDEX_URL", mirror)
+    find_torch(pin, PIP)
+    assert pytorch.url in capsys.readouterr().out  # without it
+    add_torch(pytorch.folder, CPU_BUILD)
+    assert find_torch(pin, PIP).requirement.startswith("torch @ http://user:secret@127.0.0.1:")
+
+
+def test_constraints_of_another_folder_are_found_and_their_reason_is_said(
+    pin: Pin, pypi: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_torch(pypi.folder, TORCH)
+    (tmp_path / "c.txt").write_text("torch<2.0\n")
+    monkeypatch.setattr("distribution.pip.calling_folder", lambda: tmp_path)
+    monkeypatch.setenv("PIP_CONSTRAINT", "c.txt")
+    with pytest.raises(
+        DistributionError, match=r"neither by pip \(Cannot install torch==2\.0 because"
+    ):
+        find_torch(pin, PIP)
 
 
 @pytest.mark.parametrize("option", ["--find-links", "--extra-index-url"])
@@ -122,7 +161,7 @@ def test_what_pip_was_told_comes_first(
         add_torch(told.folder, CPU_BUILD)
         options = (option, told.url if "index" in option else str(told.folder))
         source = find_torch(pin, Frontend(options, is_pip_alone=True))
-    assert source == TorchSource(f"torch=={TORCH}", options)
+    assert source == TorchSource(f"torch=={CPU_BUILD}", options)
     assert not pytorch.asked
 
 
@@ -167,7 +206,11 @@ def test_what_a_user_set_for_the_installation_is_not_for_the_look_up(
          Frontend(("--no-index", "--find-links", "HERE/links"), True)),
         ("pip install --find-links absent .", Frontend(("--find-links", "absent"), True)),
         ("pip install -r requirements.txt .", Frontend((), False)),
-        ("uv pip install -i http://a .", Frontend(("--index-url", "http://a"), True)),
+        ("pip install -Ur requirements.txt .", Frontend((), False)),
+        ("pip install -qi http://a --find links .",
+         Frontend(("--index-url", "http://a", "--find-links", "HERE/links"), True)),
+        ("python -I -u -m pip install --isolated .", Frontend(("--isolated",), True)),
+        ("uv pip install -i http://a .", Frontend((), False)),
         ("python setup.py -i http://a", Frontend((), False)),
         ("sed -i s/a/b/ file", Frontend((), False)),
         ("pip install --index-url", Frontend((), False)),
