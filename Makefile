@@ -61,7 +61,7 @@ $(INSTALLED_DEV): $(SOURCES) build/.here | plan $(BIN)/python
 demo: plan $(INSTALLED)
 	@echo "Comparing (what libraries print goes to build/demo.log)"
 	@$(BIN)/python examples/hf_vs_vllm.py 2>build/demo.log || { status=$$?; \
-	tail -n 3 build/demo.log >&2; echo "The whole output is in build/demo.log." >&2; exit $$status; }
+	grep -oE '[A-Za-z]+(Error|Exception): .*' build/demo.log | head -n 1 >&2; echo "The whole output is in build/demo.log." >&2; exit $$status; }
 
 test: plan dev
 	$(BIN)/python -m pytest

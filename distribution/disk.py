@@ -25,7 +25,7 @@ class Need:
 # Measured on 0.32.0, rounded up, in GiB: wheel, its unpacked tree and the assembled copy in the
 # build folder; what of torch is compiled against; what pip downloads into the temporary folder,
 # and the requirements in site-packages, by target and, for CPUs, by the build of torch.
-_BUILD = {"cpu": 1.1, "cuda": 2.5}
+_BUILD = {"cpu": 1.3, "cuda": 2.5}
 _UNPACKED_TORCH = {"cpu": 0.6, "cuda": 2.0}
 _DOWNLOADS = {"cpu": 1.0, "cuda build": 3.5, "cuda": 5.0}
 _INSTALLED = {"cpu": 3.2, "cuda build": 6.5, "cuda": 14.0}

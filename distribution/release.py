@@ -1,4 +1,4 @@
-"""What `make wheel` puts beside the wheel: its hash, and how pip finds torch for it.
+"""What `make wheel` puts beside the wheel, its hash, and what it says of installing it.
 
 python -m distribution.release FOLDER
 """
@@ -13,16 +13,13 @@ from distribution.fetch import sha256_of
 from distribution.pins import ROOT, load_pin
 
 SUMS = "SHA256SUMS"
-REQUIREMENTS = "requirements.txt"
 
 
 def describe_wheel(folder: Path, root: Path = ROOT) -> str:
-    """Write SHA256SUMS and requirements.txt for the wheel in `folder`; return what to tell.
-
-    A wheel cannot say where pip is to look for torch, a file of requirements can.
+    """Write SHA256SUMS for the wheel in `folder`; return how to install it elsewhere.
 
     Raises:
-        DistributionError: there is not one wheel.
+        DistributionError: there is not one wheel of vLLM.
     """
     wheels = sorted(folder.glob("vllm-*.whl"))
     if len(wheels) != 1:
@@ -31,17 +28,15 @@ def describe_wheel(folder: Path, root: Path = ROOT) -> str:
         )
     wheel = wheels[0]
     (folder / SUMS).write_text(f"{sha256_of(wheel)}  {wheel.name}\n")
-    name, version = wheel.name.split("-")[:2]
-    index = load_pin("cpu", root).torch_index if "+cpu" in version else None
-    (folder / REQUIREMENTS).write_text(
-        f"# pip install -r {REQUIREMENTS}: the wheel beside this file, and what it requires.\n"
-        + (f"--extra-index-url {index}\n" if index else "")
-        + f"--find-links .\n{name}=={version}\n"
-    )
-    return (
-        f"{wheel} ({wheel.stat().st_size / 1e6:.0f} MB), {SUMS} and {REQUIREMENTS} are there.\n"
-        f"On another machine:  cd {folder} && sha256sum -c {SUMS} && pip install -r {REQUIREMENTS}"
-    )
+    pin = load_pin("cpu" if "+cpu" in wheel.name else "cuda", root)
+    steps = [f"sha256sum -c {SUMS}", f"pip install {wheel.name}"]
+    if pin.torch_index is not None:
+        # A wheel cannot say where pip is to look for torch.
+        steps.insert(1, f"pip install torch{pin.torch} --index-url {pin.torch_index}"
+                        "    # else pip takes PyPI's build for CUDA")  # fmt: skip
+    listed = "".join(f"\n  {step}" for step in steps)
+    size = wheel.stat().st_size / 1e6
+    return f"{wheel} ({size:.0f} MB) and {SUMS} are there. On another machine, beside them:{listed}"
 
 
 if __name__ == "__main__":

@@ -80,6 +80,11 @@ def find_torch(pin: Pin, frontend: Frontend | None = None) -> TorchSource:
     if "+" in known.version:  # a label that only a chosen index has
         return plain
     index = os.environ.get(VARIABLE) or pin.torch_index
+    if "://" not in index and not Path(index).exists():
+        raise DistributionError(
+            f"{VARIABLE}={index} is not the address of an index: give one such as "
+            f"{pin.torch_index}, or unset the variable."
+        )
     at_pytorch = _look_up(cpu_build, (*frontend.options, "--index-url", index, *PATIENCE))
     if at_pytorch.url:
         return TorchSource(f"torch @ {_with_login_of(index, at_pytorch.url)}")

@@ -16,7 +16,7 @@ from distribution import memory, preflight, system_libraries
 from distribution.errors import DistributionError
 from distribution.memory import GIB, check_memory, compilers_at_once, total_memory
 from distribution.release import describe_wheel
-from tests.distribution.fake_repository import make_repository, write_files, write_program
+from tests.distribution.fake_repository import write_files, write_program
 from tests.engines import ROOT
 from tools.bare_machine import instructions, packages_of_readme, suite_of
 
@@ -195,11 +195,11 @@ def test_there_must_be_one_wheel_to_describe(tmp_path: Path) -> None:
 
 
 def test_a_wheel_for_gpus_needs_no_other_index(tmp_path: Path) -> None:
-    root = make_repository(tmp_path / "repository")
-    (tmp_path / "vllm-1.2.0+hf1-cp311-abi3-linux_x86_64.whl").touch()
-    describe_wheel(tmp_path, root)
-    requirements = (tmp_path / "requirements.txt").read_text().splitlines()
-    assert requirements[1:] == ["--find-links .", "vllm==1.2.0+hf1"]
+    for label, needs_index in (("cpu.hf1", True), ("hf1", False)):
+        folder = tmp_path / label
+        folder.mkdir()
+        (folder / f"vllm-0.32.0+{label}-cp311-abi3-linux_x86_64.whl").touch()
+        assert ("--index-url" in describe_wheel(folder)) == needs_index
 
 
 # --- the machine with nothing --------------------------------------------------------------------

@@ -74,7 +74,7 @@ def test_without_pip_s_build_environment_a_sentence_says_what_to_install(
     bare_machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_program(bare_machine, "c++")
-    monkeypatch.setattr(kernels, "_configuration", lambda target: [])
+    monkeypatch.setattr(kernels, "_configuration", lambda target, torch: [])
     with pytest.raises(DistributionError, match=r"^No nvcc of CUDA 13 .* or run `pip install nv"):
         build_library("cuda", tmp_path)
 

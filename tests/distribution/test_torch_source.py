@@ -165,6 +165,12 @@ def test_what_pip_was_told_comes_first(
     assert not pytorch.asked
 
 
+def test_an_address_that_is_none_is_refused(pin: Pin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_PYTORCH_INDEX_URL", "nonsense")
+    with pytest.raises(DistributionError, match=r"^VLLM_PYTORCH_INDEX_URL=nonsense is not the add"):
+        find_torch(pin, PIP)
+
+
 def test_no_index_means_none(
     pin: Pin, pypi: Index, pytorch: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
