@@ -99,6 +99,14 @@ def _run(command: list[str]) -> None:
         sys.exit(f"{shlex.join(command)} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
+def _refuse_mounts(folder: Path) -> None:
+    """Stop before a folder is deleted that something is mounted in: it would be deleted as well."""
+    mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    for mount in mounts:
+        if Path(mount).is_relative_to(folder.resolve()):
+            sys.exit(f"{mount} is mounted: unmount it before {folder} is made anew.")
+
+
 def packages_of_readme() -> list[str]:
     """Return the packages that the README tells to install."""
     line = re.search(r"^sudo apt install (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
@@ -154,6 +162,7 @@ def main() -> int:
                               *sys.argv])  # fmt: skip
     root = args.folder / "root"
     if root.exists():
+        _refuse_mounts(root)
         shutil.rmtree(root)
     args.folder.mkdir(parents=True, exist_ok=True)
     machine = Machine(root)

@@ -122,6 +122,7 @@ def write_wheel(
     wheel: Path,
     files: Mapping[str, str],
     requires: str = 'Requires-Dist: torch==2.0+cpu; platform_machine == "x86_64"\n',
+    entry_points: str = "[console_scripts]\nvllm = vllm.engine:run\n",
 ) -> str:
     """Write a wheel that pip accepts, and return its hash."""
     dist, version = wheel.name.split("-")[:2]
@@ -130,7 +131,7 @@ def write_wheel(
     contents = {
         **files,
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {dist}\nVersion: {version}\n{requires}",
-        f"{info}/entry_points.txt": "[console_scripts]\nvllm = vllm.engine:run\n",
+        f"{info}/entry_points.txt": entry_points,
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/RECORD": "",
     }

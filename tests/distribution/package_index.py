@@ -6,11 +6,12 @@ import hashlib
 import http.server
 import threading
 import time
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote, unquote
+
+from tests.distribution.fake_repository import write_wheel
 
 
 class Index:
@@ -96,17 +97,6 @@ def add_torch(folder: Path, version: str) -> Path:
 
 def add_package(folder: Path, name: str, version: str, files: dict[str, str] | None = None) -> Path:
     """Write a wheel for every machine into `folder`, and return it."""
-    folder.mkdir(parents=True, exist_ok=True)
     wheel = folder / f"{name}-{version}-py3-none-any.whl"
-    info = f"{name}-{version}.dist-info"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for path, text in (files or {f"{name}.py": ""}).items():
-            archive.writestr(path, text)
-        archive.writestr(
-            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-        )
-        archive.writestr(
-            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        archive.writestr(f"{info}/RECORD", "")
+    write_wheel(wheel, files or {f"{name}.py": ""}, requires="", entry_points="")
     return wheel
