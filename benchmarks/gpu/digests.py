@@ -1,8 +1,8 @@
-"""Digests of the operations of deterministic mode on a device, against those that are committed.
+"""The operations of deterministic mode on a device: the committed digests, and the CPU's elements.
 
     python -m benchmarks.gpu.digests self-check|operations --device cuda
 
-prints how many are equal, as JSON.
+prints how many are equal, as JSON; of the others, which elements differ from the CPU's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.gpu.differences import Comparison
 from benchmarks.gpu.measurements import ROOT
 
 TESTS = ROOT / "tests" / "kernels"
@@ -30,9 +31,15 @@ def compared(expected: Mapping[str, str], found: Mapping[str, str]) -> dict[str,
 
 def self_check(device: str) -> dict[str, Any]:
     """Compare the answers that an engine computes when it starts."""
-    from vllm.deterministic.self_check import EXPECTED, digests
+    from vllm.deterministic.self_check import EXPECTED, answers, digests
 
-    return compared(EXPECTED, dict(digests(device)))
+    values, comparison = compared(EXPECTED, dict(digests(device))), Comparison()
+    for name in values["differing"]:
+        pairs = zip(answers(device, [name]), answers("cpu", [name]), strict=True)
+        for (_, ours), (_, theirs) in pairs:
+            for number, (here, there) in enumerate(zip(ours, theirs, strict=True)):
+                comparison.add(f"{name}, {number}", here, there)
+    return {**values, "differences": comparison.differences}
 
 
 def operations(device: str) -> dict[str, Any]:

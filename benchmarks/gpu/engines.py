@@ -2,10 +2,11 @@
 
     python -m benchmarks.gpu.engines plain|eager|hf_compat|...|transformers FOLDER
 
-20 prompts of 20 to 60 tokens, 128 greedy tokens each: all at once, and the first of them alone. The
-engine's ways are its flags; plain is upstream's code with Triton's attention, compiled and with
-CUDA graphs, and eager the same without both. hf_compat and deterministic are not compiled, and run
-with graphs for steps of decoding, too. Printed are medians, as JSON.
+Prompts of 20 to 60 tokens are answered with 128 greedy tokens each, 1, 8 and 64 of them at once;
+and one of 2,048 tokens is read, with a token as its answer. The engine's ways are its flags; plain
+is upstream's code with Triton's attention, compiled and with CUDA graphs, and eager the same
+without both. hf_compat and deterministic are not compiled, and have graphs of steps of decoding.
+Printed are medians, as JSON, again after each of these.
 """
 
 from __future__ import annotations
@@ -16,35 +17,39 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
-_GRAPHS = {"cudagraph_mode": "FULL_DECODE_ONLY"}
-
 MODES: dict[str, dict[str, Any]] = {
     "plain": {},
     "eager": {"enforce_eager": True},
-    "hf_compat": {"hf_compat": True, "enforce_eager": True},
-    "hf_compat and graphs": {"hf_compat": True, "compilation_config": {"mode": 0, **_GRAPHS}},
+    "hf_compat": {"hf_compat": True},
+    "hf_compat, eager": {"hf_compat": True, "enforce_eager": True},
     "exact": {"hf_compat": "exact"},
     "deterministic": {"deterministic": True},
-    "deterministic and graphs": {"deterministic": True, "compilation_config": _GRAPHS},
+    "deterministic, eager": {"deterministic": True, "enforce_eager": True},
 }
 """Arguments of the engine; those of Transformers are in `transformers_answers`."""
 
-MOST_TOKENS = 512
+BATCHES = (1, 8, 64)
+"""Prompts at once."""
+
+LONG_PROMPT = 2048
+"""Tokens of the prompt that is only read."""
+
+MOST_TOKENS = 2304
 """Of a prompt with its answer."""
 
-CACHE_BYTES = 2 << 30
+CACHE_BYTES = 3 << 30
 """Of keys and values: twice what all answers of the 8B shape need."""
 
 Answer = Callable[[list[list[int]], int], int]
 """Answers prompts with so many tokens each, and returns how many tokens those were."""
 
 
-def prompts(count: int = 20) -> list[list[int]]:
+def prompts(count: int) -> list[list[int]]:
     """Return token ids as of short questions; below 4,000, which all models have."""
     generator = random.Random(0)
     return [
@@ -58,8 +63,8 @@ def engine_answers(folder: str, mode: str) -> Answer:
     from vllm import LLM, SamplingParams
 
     llm = LLM(
-        folder, dtype="bfloat16", max_model_len=MOST_TOKENS, max_num_seqs=32,
-        kv_cache_memory_bytes=CACHE_BYTES, **MODES[mode],
+        folder, dtype="bfloat16", max_model_len=MOST_TOKENS, max_num_seqs=max(BATCHES),
+        enable_prefix_caching=False, kv_cache_memory_bytes=CACHE_BYTES, **MODES[mode],
     )  # fmt: skip
 
     def answer(asked: list[list[int]], tokens: int) -> int:
@@ -100,16 +105,22 @@ def tokens_per_second(answer: Answer, asked: list[list[int]], tokens: int, round
         count = answer(asked, tokens)
         rates.append(count / (time.perf_counter() - start))
         assert count == tokens * len(asked), f"{count} tokens came"
-    return round(statistics.median(rates[1:]), 1)
+    return round(statistics.median(rates[1:]), 2)
 
 
-def rates_of(answer: Answer, tokens: int, rounds: int) -> dict[str, float]:
-    """Return tokens per second for all prompts at once, and for the first of them alone."""
-    asked = prompts()
-    return {
-        "all": tokens_per_second(answer, asked, tokens, rounds),
-        "alone": tokens_per_second(answer, asked[:1], tokens, rounds),
-    }
+def rates_of(
+    answer: Answer, tokens: int, rounds: int, batches: Sequence[int] = BATCHES
+) -> Iterator[dict[str, float]]:
+    """Yield tokens per second for so many prompts at once, as more and more of them are known, and
+    at last those of reading a long prompt, which are called "prompt".
+    """
+    rates: dict[str, float] = {}
+    for count in batches:
+        rates[str(count)] = tokens_per_second(answer, prompts(count), tokens, rounds)
+        yield rates
+    long = [[1, *(10 + i % 3000 for i in range(LONG_PROMPT - 1))]]
+    rates["prompt"] = round(LONG_PROMPT * tokens_per_second(answer, long, 1, rounds), 1)
+    yield rates
 
 
 def main() -> None:
@@ -126,8 +137,8 @@ def main() -> None:
     else:
         answer = engine_answers(options.folder, options.mode)
     seconds = round(time.perf_counter() - start, 1)
-    rates = rates_of(answer, options.tokens, options.rounds)
-    print(json.dumps({**rates, "start": seconds}))
+    for rates in rates_of(answer, options.tokens, options.rounds):
+        print(json.dumps({**rates, "start": seconds}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs measurements one after the other, each in a process of its own, and keeps what they say."""
+"""A measurement: a module run in a process of its own, and what became of it."""
 
 from __future__ import annotations
 
@@ -9,37 +9,46 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "build" / "gpu" / "results"
+
 _ERROR = re.compile(r"\b\w+(?:Error|Exception): .*")
 _NO_CAUSE = "Engine core initialization failed"
 
-LEAST_SECONDS = 10.0
-"""Left to a call of a stage, for a measurement to be started at all."""
+_SEARCHED_BYTES = 4 << 20
+"""Of the end of what a measurement printed, for its values."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A module that prints its values as one line of JSON, the last.
+    """A module that prints its values as a line of JSON, an object.
+
+    It may print them again and again as it goes on, and other lines between them and after them:
+    the last object counts. So a measurement that is cut short leaves what it had measured.
 
     Attributes:
         name: of the row in the table.
         module: what ``python -m`` runs.
         arguments: of it.
-        timeout: seconds.
+        expected: seconds that it is thought to take on an H100.
+        limit: seconds after which it is ended.
+        needs: name of a measurement without whose values it cannot run.
+        environment: variables of its process.
     """
 
     name: str
     module: str
     arguments: tuple[str, ...]
-    timeout: float
+    expected: float
+    limit: float
+    needs: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -48,48 +57,97 @@ class Outcome:
 
     Attributes:
         name: of the measurement.
-        values: what it printed; None after a failure.
-        failure: a sentence; None if there are values.
+        values: the last that it printed; None if it printed none.
+        failure: a sentence; None if it ended well. With values as well, they may be a part.
         seconds: that it took.
+        date: when it ended, as ISO 8601 has it, UTC.
     """
 
     name: str
     values: dict[str, Any] | None
     failure: str | None
     seconds: float
+    date: str
 
 
-def run(measurement: Measurement, timeout: float) -> Outcome:
-    """Run a measurement for at most so many seconds; its processes end with it."""
+@dataclass(frozen=True)
+class Log:
+    """Files with all that a measurement wrote.
+
+    Attributes:
+        out: its standard output.
+        err: its standard error.
+    """
+
+    out: Path
+    err: Path
+
+    @staticmethod
+    def of(name: str, folder: Path) -> Log:
+        """Return the files of a measurement of a name."""
+        stem = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+        return Log(folder / f"{stem}.out", folder / f"{stem}.err")
+
+
+def run(measurement: Measurement, log: Log) -> Outcome:
+    """Run a measurement until its limit; its processes end with it.
+
+    Whatever it does, there is an outcome, and its output is in the log.
+    """
     command = [sys.executable, "-m", measurement.module, *measurement.arguments]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"} | dict(measurement.environment)
     start = time.perf_counter()
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+    with log.out.open("w") as out, log.err.open("w") as err:
         process = subprocess.Popen(
-            command, cwd=ROOT, stdout=out, stderr=err, start_new_session=True
-        )
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment,
+            start_new_session=True,
+        )  # fmt: skip
         try:
-            status = process.wait(timeout)
+            status = process.wait(measurement.limit)
         except subprocess.TimeoutExpired:
             status = None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        seconds = round(time.perf_counter() - start, 1)
-        if status is None:
-            failure = f"it was ended after {timeout:.0f} seconds"
-        elif status:
-            failure = sentence_of(read(err)) or f"it ended with status {status} and no message"
-        else:
-            values = json.loads(read(out).strip().splitlines()[-1])
-            return Outcome(measurement.name, values, None, seconds)
-        return Outcome(measurement.name, None, failure, seconds)
+    seconds = round(time.perf_counter() - start, 1)
+    values = last_values(ends_of(log.out, _SEARCHED_BYTES))
+    failure = failure_of(status, measurement.limit, ends_of(log.err, _SEARCHED_BYTES))
+    if failure is None and values is None:
+        failure = "it ended well, but printed no values"
+    return Outcome(
+        measurement.name, values, failure, seconds, datetime.now(UTC).isoformat("T", "seconds")
+    )
 
 
-def read(file: TextIO) -> str:
-    """Return all that was written to a file."""
-    file.seek(0)
-    return file.read()
+def last_values(text: str) -> dict[str, Any] | None:
+    """Return the last line that is an object of JSON; None if there is none."""
+    for line in reversed(text.splitlines()):
+        if not line.startswith("{"):
+            continue
+        with contextlib.suppress(json.JSONDecodeError):
+            found = json.loads(line)
+            if isinstance(found, dict):
+                return found
+    return None
+
+
+def failure_of(status: int | None, limit: float, errors: str) -> str | None:
+    """Return a sentence for the end of a process; None if it ended well.
+
+    Args:
+        status: it ended with; None if it was ended.
+        limit: seconds that it had.
+        errors: what it wrote to standard error.
+    """
+    if status == 0:
+        return None
+    if status is None:
+        return f"it was ended after {limit:.0f} seconds"
+    if status < 0:
+        name = signal.Signals(-status).name
+        return f"it was ended by {name}; {sentence_of(errors) or 'there is no message'}"
+    return sentence_of(errors) or f"it ended with status {status} and no message"
 
 
 def sentence_of(errors: str) -> str:
@@ -102,51 +160,11 @@ def sentence_of(errors: str) -> str:
     return (causes or lines or [""])[-1]
 
 
-class Results:
-    """The outcomes of a stage, in a file.
-
-    Args:
-        file: where they are kept.
-        machine: what they were measured on.
-        out: a folder that gets a copy each time, or None.
-    """
-
-    def __init__(self, file: Path, machine: dict[str, object], out: Path | None = None) -> None:
-        self._file = file
-        self._out = out
-        self._machine = machine
-        kept = json.loads(file.read_text())["outcomes"] if file.exists() else []
-        self._outcomes = {one["name"]: Outcome(**one) for one in kept}
-
-    def of(self, name: str) -> Outcome | None:
-        """Return what became of a measurement; None if it was not run."""
-        return self._outcomes.get(name)
-
-    def add(self, outcome: Outcome) -> None:
-        """Keep an outcome, in the place of an earlier one."""
-        self._outcomes[outcome.name] = outcome
-        outcomes = [asdict(one) for one in self._outcomes.values()]
-        text = json.dumps({"machine": self._machine, "outcomes": outcomes}, indent=1) + "\n"
-        for folder in (self._file.parent, self._out):
-            if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True)
-                (folder / self._file.name).write_text(text)
-
-
-def run_missing(measurements: Iterable[Measurement], results: Results, seconds: float) -> None:
-    """Run those that have no values yet, until the time is up.
-
-    Args:
-        measurements: in their order.
-        results: gets the outcomes.
-        seconds: for all of them.
-    """
-    end = time.monotonic() + seconds
-    for measurement in measurements:
-        known = results.of(measurement.name)
-        left = end - time.monotonic()
-        if (known is not None and known.values is not None) or left < LEAST_SECONDS:
-            continue
-        outcome = run(measurement, min(measurement.timeout, left))
-        results.add(outcome)
-        print(f"{outcome.seconds:>7.1f} s  {outcome.name}  {outcome.failure or ''}", flush=True)
+def ends_of(file: Path, size: int) -> str:
+    """Return at most so many bytes of a file's end, as text; "" if there is none."""
+    try:
+        with file.open("rb") as opened:
+            opened.seek(max(0, file.stat().st_size - size))
+            return opened.read().decode(errors="replace")
+    except OSError:
+        return ""

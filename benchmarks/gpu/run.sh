@@ -3,19 +3,34 @@
 #
 #   python -m benchmarks.gpu.pack      before, on a machine with a network: writes build/gpu/pack
 #   benchmarks/gpu/run.sh [build|bits|bench]...   on the GPU machine; without a name, all of them
+#   benchmarks/gpu/run.sh plan                    what is measured, in which order, for how long
 #
-# Each stage goes on where it ended: what has been measured, and is in build/gpu/results, is not
-# measured again. MINUTES limits one call of a stage (9). Tables are printed; the numbers are in
-# build/gpu/results as JSON, and in $OUT, if that is set. `build/gpu/venv/bin/python -m
-# benchmarks.gpu.stages --help` tells how to choose models.
+# Each call goes on where the last one ended: what is built is not built again, and what has been
+# measured is not measured again (RETRY=1: what failed is). MINUTES limits one call (9), and nothing
+# is started that might not be done by then. Numbers and all output are in build/gpu/results, and
+# what matters of them in $OUT, if that is set. ARCHITECTURE, DEVICE and MODEL are the options of the
+# same name, for a machine without a GPU.
 set -eu
 export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 TOKENIZERS_PARALLELISM=false
 cd "$(dirname "$0")/../.."
-[ $# -gt 0 ] || set -- build bits bench
+begin=$(date +%s)
+all=$((${MINUTES:-9} * 60))
+
+measure() {
+  left=$((all - $(date +%s) + begin))
+  build/gpu/venv/bin/python -m benchmarks.gpu.measure --minutes "$((left / 60)).$((left % 60 * 10 / 60))" \
+    ${DEVICE:+--device "$DEVICE"} ${MODEL:+--model "$MODEL"} ${RETRY:+--retry} "$@"
+}
+
+[ $# -gt 0 ] || set -- build all
+status=0
 for stage in "$@"; do
   case $stage in
-    build) "${PYTHON:-python3}" benchmarks/gpu/build.py ;;
-    bits | bench) build/gpu/venv/bin/python -m benchmarks.gpu.stages "$stage" ;;
-    *) echo "error: $stage is no stage: use build, bits or bench." >&2; exit 2 ;;
+    build) "${PYTHON:-python3}" benchmarks/gpu/build.py ${ARCHITECTURE:+--architecture "$ARCHITECTURE"} ;;
+    all) measure || status=$? ;;
+    bits | bench) measure --only "$stage" || status=$? ;;
+    plan) measure --plan || status=$? ;;
+    *) echo "error: $stage is no stage: use build, bits, bench or plan." >&2; exit 2 ;;
   esac
 done
+exit $status

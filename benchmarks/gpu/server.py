@@ -1,8 +1,9 @@
-"""Tokens per second of the OpenAI server, from 20 clients at once and from one alone.
+"""Tokens per second of the OpenAI server, from 1, 8 and 64 clients at once.
 
     python -m benchmarks.gpu.server plain|eager|hf_compat|exact|deterministic FOLDER
 
-The prompts, answers and modes of `benchmarks.gpu.engines`. Printed are medians, as JSON.
+The prompts, answers and modes of `benchmarks.gpu.engines`. Printed are medians, as JSON, again
+after each of these.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.engines import CACHE_BYTES, MODES, MOST_TOKENS, rates_of
+from benchmarks.gpu.engines import BATCHES, CACHE_BYTES, MODES, MOST_TOKENS, rates_of
 from benchmarks.gpu.measurements import sentence_of
 
 LONGEST_START = 280.0
@@ -50,7 +51,8 @@ def server(folder: str, mode: str) -> Iterator[int]:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", folder]
     command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "model"]
-    command += ["--dtype", "bfloat16", "--max-model-len", str(MOST_TOKENS), "--max-num-seqs", "32"]
+    command += ["--dtype", "bfloat16", "--max-model-len", str(MOST_TOKENS)]
+    command += ["--max-num-seqs", str(max(BATCHES)), "--no-enable-prefix-caching"]
     command += ["--kv-cache-memory-bytes", str(CACHE_BYTES), *flags_of(mode)]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -105,14 +107,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     start = time.perf_counter()
-    with server(str(options.folder), options.mode) as port, ThreadPoolExecutor(32) as clients:
+    with (
+        server(str(options.folder), options.mode) as port,
+        ThreadPoolExecutor(max(BATCHES)) as clients,
+    ):
         seconds = round(time.perf_counter() - start, 1)
 
         def answer(asked: list[list[int]], tokens: int) -> int:
             return sum(clients.map(lambda prompt: complete(port, prompt, tokens), asked))
 
-        rates = rates_of(answer, options.tokens, options.rounds)
-    print(json.dumps({**rates, "start": seconds}))
+        for rates in rates_of(answer, options.tokens, options.rounds):
+            print(json.dumps({**rates, "start": seconds}), flush=True)
 
 
 if __name__ == "__main__":

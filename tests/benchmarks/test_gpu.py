@@ -15,13 +15,27 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gpu import build, digests, model_bits, pack, report, stages
-from benchmarks.gpu.measurements import Measurement, Outcome, Results, run, run_missing, sentence_of
+from benchmarks.gpu import (
+    build,
+    differences,
+    digests,
+    model_bits,
+    pack,
+    real_shapes,
+    report,
+    sanitizer,
+    schedule,
+)
+from benchmarks.gpu.measurements import Log, Measurement, Outcome, run, sentence_of
+from benchmarks.gpu.plan import BENCH, BITS, BUILD_SECONDS, Plan
+from benchmarks.gpu.results import LOG_BYTES, Results
 from distribution.pristine import pristine_text
+from vllm.fork_ops.portable_product import portable_product
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -80,13 +94,16 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(build, "VENV", tmp_path / "venv")
     monkeypatch.setattr(build, "PYTHON", tmp_path / "venv" / "bin" / "python")
     monkeypatch.setattr(build, "PACK", tmp_path / "pack")
+    monkeypatch.setattr(build, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(build, "LOG", tmp_path / "results" / "build.log")
+    monkeypatch.delenv("OUT", raising=False)
     build.make_environment()
     return build.PYTHON
 
 
 def test_the_environment_has_the_packages_of_the_python_that_makes_it(environment: Path) -> None:
     asked = "import sys, torch, pip; print(sys.prefix); print(torch.__file__)"
-    prefix, torch_file = build.run(str(environment), "-c", asked, capture=True).splitlines()
+    prefix, torch_file = build.run(str(environment), "-c", asked).splitlines()
     assert Path(prefix) == environment.parents[1]
     assert not Path(torch_file).is_relative_to(prefix)
 
@@ -101,9 +118,9 @@ def test_only_what_is_missing_is_installed(
     commands: list[tuple[str, ...]] = []
     really = build.run
 
-    def watched(*command: str, capture: bool = False) -> str:
+    def watched(*command: str) -> str:
         if "pip" not in command:
-            return really(*command, capture=capture)
+            return really(*command)
         commands.append(command)
         return ""
 
@@ -115,18 +132,13 @@ def test_only_what_is_missing_is_installed(
     assert {"--no-index", "--no-deps"} <= set(command)
 
 
-def test_a_step_that_fails_ends_the_stage(environment: Path) -> None:
-    with pytest.raises(SystemExit, match=r"^error: `.* -c raise SystemExit\(3\) \.\.\.` failed"):
-        build.run(str(environment), "-c", "raise SystemExit(3)")
-
-
 @pytest.mark.parametrize(
     ("capability", "name"), [("9 0", "90a-real"), ("8 0", "80-real"), ("12 0", "120-real")]
 )
 def test_the_kernels_are_built_for_the_machines_gpu(
     monkeypatch: pytest.MonkeyPatch, capability: str, name: str
 ) -> None:
-    monkeypatch.setattr(build, "run", lambda *_, capture: f"{capability}\n")
+    monkeypatch.setattr(build, "run", lambda *_: f"a warning of PyTorch\n{capability}\n")
     assert build.architecture_of_gpu() == name
 
 
@@ -134,9 +146,9 @@ def test_without_a_gpu_a_sentence_says_what_to_do(
     environment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(SystemExit, match=r"^error: PyTorch finds no GPU here: name one"):
+    with pytest.raises(build.BuildError, match=r"^PyTorch finds no GPU here: name one"):
         build.architecture_of_gpu()
-    command = [sys.executable, "-m", "benchmarks.gpu.stages", "bits"]
+    command = [sys.executable, "-m", "benchmarks.gpu.measure"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("error: PyTorch finds no GPU here: run this on")
@@ -147,45 +159,153 @@ def test_an_unknown_stage_is_refused() -> None:
         [str(ROOT / "benchmarks/gpu/run.sh"), "tests"], capture_output=True, text=True
     )
     assert done.returncode == 2
-    assert done.stderr == "error: tests is no stage: use build, bits or bench.\n"
+    assert done.stderr == "error: tests is no stage: use build, bits, bench or plan.\n"
+
+
+# --- the build -----------------------------------------------------------------------------------
+FAILS = (
+    "import sys; print('line of the compiler', flush=True); "
+    "print('error: no such thing', file=sys.stderr); sys.exit(3)"
+)
+
+
+def build_that(
+    environment: Path, monkeypatch: pytest.MonkeyPatch, code: str = "print('compiled')"
+) -> None:
+    """Let the build be one command."""
+    build.PACK.mkdir(exist_ok=True)
+    monkeypatch.setattr(build, "unpack_upstream", lambda: None)
+    monkeypatch.setattr(
+        build, "install_distribution", lambda _: build.run(sys.executable, "-c", code)
+    )
+    monkeypatch.setattr(sys, "argv", ["build.py", "--architecture", "90a-real"])
+
+
+def test_a_build_that_fails_leaves_a_record_and_its_whole_log(
+    environment: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    build_that(environment, monkeypatch, FAILS)
+    monkeypatch.setenv("OUT", str(tmp_path / "out"))
+    with pytest.raises(SystemExit, match=r"^error: `.*failed with status 3; its last lines"):
+        build.main()
+    record = json.loads((tmp_path / "out" / "build.json").read_text())
+    assert "failed with status 3" in record["failure"]
+    assert record["architecture"] == "90a-real"
+    assert "distribution and kernels for 90a-real" in record["seconds"]
+    log = (tmp_path / "out" / "build.log").read_text()
+    for text in (log, capsys.readouterr().out):
+        assert "line of the compiler\nerror: no such thing\n" in text
+
+
+def test_what_was_built_is_not_built_again(
+    environment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Unless it failed, or something has changed."""
+    build_that(environment, monkeypatch, FAILS)
+    with pytest.raises(SystemExit):
+        build.main()
+    monkeypatch.setattr(build, "run", lambda *_: "")
+    build.main()
+    assert "  import\n" in capsys.readouterr().out
+    build.main()
+    assert capsys.readouterr().out == "build: nothing has changed since the last one.\n"
+    monkeypatch.setattr(sys, "argv", ["build.py", "--architecture", "80-real"])
+    build.main()
+    assert "kernels for 80-real" in capsys.readouterr().out
+    monkeypatch.setattr(build, "digest_of_sources", lambda: "another")
+    build.main()
+    assert "kernels for 80-real" in capsys.readouterr().out
+
+
+def test_a_build_whose_copies_cannot_be_written_goes_on(
+    environment: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    build_that(environment, monkeypatch)
+    monkeypatch.setattr(build, "run", lambda *_: "")
+    monkeypatch.setenv("OUT", str(full_folder(tmp_path, "build.json", "build.log")))
+    build.main()
+    assert "has no copy of the results: [Errno 28] No space left" in capsys.readouterr().out
+    assert json.loads((build.RESULTS / "build.json").read_text())["failure"] is None
+
+
+def full_folder(tmp_path: Path, *names: str) -> Path:
+    """Return a folder in which there is no room for files of these names."""
+    folder = tmp_path / "full"
+    folder.mkdir()
+    for name in names:
+        (folder / name).symlink_to("/dev/full")
+    return folder
 
 
 # --- measurements --------------------------------------------------------------------------------
 @pytest.fixture
 def measure(tmp_path: Path) -> Callable[..., Measurement]:
-    def made(what: str, name: str = "", timeout: float = 60.0) -> Measurement:
-        arguments = (what, str(tmp_path / "log"))
-        return Measurement(name or what, "tests.benchmarks.measured", arguments, timeout)
+    def made(way: str, name: str = "", limit: float = 60.0, **more: Any) -> Measurement:
+        arguments = (way, str(tmp_path / "ran"))
+        return Measurement(name or way, "tests.benchmarks.measured", arguments, 1.0, limit, **more)
 
     return made
 
 
-def test_values_are_the_last_line(measure: Callable[..., Measurement]) -> None:
-    outcome = run(measure("values"), 60)
-    assert (outcome.name, outcome.values, outcome.failure) == ("values", {"all": 12.5}, None)
+def outcome_of(measurement: Measurement, folder: Path) -> tuple[Outcome, str, str]:
+    """Run a measurement; return its outcome, and all that it wrote."""
+    log = Log.of(measurement.name, folder)
+    outcome = run(measurement, log)
+    return outcome, log.out.read_text(), log.err.read_text()
+
+
+@pytest.mark.parametrize("way", ["values", "chatters", "floods"])
+def test_values_are_the_last_object(
+    measure: Callable[..., Measurement], way: str, tmp_path: Path
+) -> None:
+    outcome, out, _ = outcome_of(measure(way), tmp_path)
+    assert (outcome.name, outcome.values, outcome.failure) == (way, {"all": 12.5}, None)
+    assert len(out.splitlines()) == {"values": 2, "chatters": 4, "floods": 200_001}[way]
 
 
 @pytest.mark.parametrize(
-    ("what", "sentence"),
+    ("way", "sentence"),
     [
         ("fails", "ValueError: this model has no shape."),
         ("silent", "it ended with status 3 and no message"),
+        ("says_nothing", "it ended well, but printed no values"),
     ],
 )
 def test_a_failure_is_a_sentence(
-    measure: Callable[..., Measurement], what: str, sentence: str
+    measure: Callable[..., Measurement], way: str, sentence: str, tmp_path: Path
 ) -> None:
-    outcome = run(measure(what), 60)
+    outcome, _, err = outcome_of(measure(way), tmp_path)
     assert (outcome.values, outcome.failure) == (None, sentence)
+    assert ("Traceback" in err) == (way == "fails")
+
+
+def test_what_crashed_has_said_what_it_had_measured(
+    measure: Callable[..., Measurement], tmp_path: Path
+) -> None:
+    outcome, _, err = outcome_of(measure("crashes"), tmp_path)
+    assert outcome.values == {"all": 12.5}
+    assert outcome.failure == "it was ended by SIGSEGV; about to go"
+    assert err == "about to go\n"
+
+
+def test_what_takes_too_long_keeps_what_it_has_found(
+    measure: Callable[..., Measurement], tmp_path: Path
+) -> None:
+    outcome, _, _ = outcome_of(measure("goes_on", limit=6), tmp_path)
+    assert outcome.failure == "it was ended after 6 seconds"
+    assert outcome.values is not None
+    assert outcome.values["all"] >= 2
 
 
 def test_what_takes_too_long_is_ended_with_its_processes(
     measure: Callable[..., Measurement], tmp_path: Path
 ) -> None:
-    outcome = run(measure("hangs"), 3)
-    assert outcome.failure == "it was ended after 3 seconds"
+    outcome, _, _ = outcome_of(measure("hangs", limit=3), tmp_path)
+    assert (outcome.values, outcome.failure) == (None, "it was ended after 3 seconds")
     assert outcome.seconds < 20
-    child = Path("/proc", (tmp_path / "log").read_text(), "stat")
+    child = Path("/proc", (tmp_path / "ran").read_text(), "stat")
     for _ in range(50):
         if not child.exists() or child.read_text().split()[2] == "Z":
             return
@@ -203,37 +323,167 @@ def test_the_cause_is_the_last_error_that_names_one() -> None:
     assert sentence_of("") == ""
 
 
-def test_a_stage_goes_on_where_it_ended(
+# --- what is kept --------------------------------------------------------------------------------
+WAYS = ("values", "fails", "crashes", "hangs", "chatters")
+STEM = "measured-nvidia-h100-80gb"
+
+
+def results_in(folder: Path, out: Path | None = None) -> Results:
+    return Results({"device": "NVIDIA H100-80GB"}, folder, out)
+
+
+def test_every_end_leaves_a_record_and_its_log_and_the_rest_is_run(
     measure: Callable[..., Measurement], tmp_path: Path
 ) -> None:
-    """What has values is not measured again; what failed is."""
-    file, log = tmp_path / "stage.json", tmp_path / "log"
-    measurements = [measure("values"), measure("fails")]
-    for calls in (["values", "fails"], ["values", "fails", "fails"]):
-        results = Results(file, {"gpu": "H"}, tmp_path / "out")
-        run_missing(measurements, results, 120)
-        assert log.read_text().split() == calls
-    kept = json.loads(file.read_text())
-    assert kept["machine"] == {"gpu": "H"}
+    measurements = [measure(way, limit=4 if way == "hangs" else 60) for way in WAYS]
+    out = tmp_path / "out"
+    schedule.run_all(measurements, results_in(tmp_path / "results", out), 300)
+    kept = json.loads((out / f"{STEM}.json").read_text())
+    assert kept == json.loads((tmp_path / "results" / f"{STEM}.json").read_text())
+    assert kept["machine"] == {"device": "NVIDIA H100-80GB"}
+    ends = {one["name"]: (one["values"] is not None, one["failure"]) for one in kept["outcomes"]}
+    assert ends == {
+        "values": (True, None),
+        "fails": (False, "ValueError: this model has no shape."),
+        "crashes": (True, "it was ended by SIGSEGV; about to go"),
+        "hangs": (False, "it was ended after 4 seconds"),
+        "chatters": (True, None),
+    }
+    log = (out / f"{STEM}.log").read_text()
+    assert [line.split(":")[0] for line in log.splitlines() if line.startswith("=== ")] == [
+        f"=== {way}" for way in WAYS
+    ]
+    assert "Traceback (most recent call last)" in log
+    assert log.count("--- standard error\n") == len(WAYS)
+
+
+def test_a_full_folder_for_copies_costs_no_measurement(
+    measure: Callable[..., Measurement], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = full_folder(tmp_path, f"{STEM}.json", f"{STEM}.log")
+    schedule.run_all(
+        [measure("values"), measure("fails")], results_in(tmp_path / "results", full), 300
+    )
+    kept = json.loads((tmp_path / "results" / f"{STEM}.json").read_text())
     assert [one["name"] for one in kept["outcomes"]] == ["values", "fails"]
-    assert (tmp_path / "out" / "stage.json").read_text() == file.read_text()
+    assert capsys.readouterr().out.count("is not written: [Errno 28] No space left") == 4
 
 
-def test_nothing_is_started_when_the_time_is_up(
+def test_a_call_goes_on_where_the_last_one_ended(
     measure: Callable[..., Measurement], tmp_path: Path
 ) -> None:
-    results = Results(tmp_path / "stage.json", {})
-    run_missing([measure("values")], results, 5)
-    assert results.of("values") is None
-    assert not (tmp_path / "log").exists()
+    """Failures are run again if that is asked for, each once."""
+    measurements = [measure("values"), measure("fails"), measure("silent")]
+    first = ["values", "fails", "silent"]
+    for retry, ran in ((False, first), (False, first), (True, [*first, "fails", "silent"])):
+        schedule.run_all(measurements, results_in(tmp_path), 120, retry=retry)
+        assert (tmp_path / "ran").read_text().split() == ran
 
 
-@pytest.mark.parametrize("measurements", [stages.bits("cuda"), stages.bench("cuda", ["1B"], 8, 1)])
-def test_the_measurements_of_a_stage_have_names_of_their_own(measurements: Any) -> None:
-    found = list(measurements)
-    assert len({one.name for one in found}) == len(found) >= 8
+def test_the_numbers_of_two_gpus_are_kept_apart(
+    measure: Callable[..., Measurement], tmp_path: Path
+) -> None:
+    for device in ("H100", "H200"):
+        results = Results({"device": device}, tmp_path)
+        assert results.of("values") is None
+        schedule.run_all([measure("values")], results, 120)
+    assert {file.name for file in tmp_path.glob("*.json")} == {
+        "measured-h100.json",
+        "measured-h200.json",
+    }
+
+
+def test_a_record_that_is_cut_short_is_never_seen(tmp_path: Path) -> None:
+    """It takes the place of the one before when it is whole."""
+    results = results_in(tmp_path)
+    results.add(Outcome("a", {"x": 1}, None, 1.0, ""))
+    (tmp_path / f"{STEM}.json.new").mkdir()  # so that it cannot be written
+    results.add(Outcome("b", {"x": 2}, None, 1.0, ""))
+    again = results_in(tmp_path)
+    assert again.of("a") is not None
+    assert again.of("b") is None
+
+
+def test_the_logs_of_all_measurements_can_travel() -> None:
+    """Files of up to 16 MiB can come back from such a machine."""
+    assert len(Plan().measurements()) * 2 * LOG_BYTES < 16 << 20
+
+
+def test_a_log_keeps_the_end_of_a_flood(
+    measure: Callable[..., Measurement], tmp_path: Path
+) -> None:
+    schedule.run_all([measure("floods")], results_in(tmp_path), 120)
+    log = (tmp_path / f"{STEM}.log").read_text()
+    assert LOG_BYTES < len(log) < LOG_BYTES + 1000
+    assert "line 199999 of many" in log
+
+
+# --- what comes next -----------------------------------------------------------------------------
+def find_in(known: dict[str, Outcome]) -> schedule.Find:
+    return lambda name: known.get(name)
+
+
+def of(name: str, limit: float, needs: str | None = None) -> Measurement:
+    return Measurement(name, "a.module", (), limit / 2, limit, needs)
+
+
+def done(name: str, values: dict[str, Any] | None = None, failure: str | None = None) -> Outcome:
+    return Outcome(name, values, failure, 1.0, "2026-11-23T10:00:00+00:00")
+
+
+def test_nothing_is_started_that_might_not_be_done_in_time() -> None:
+    """What is shorter may come before it."""
+    one, two = of("long", 300), of("short", 100)
+    assert schedule.next_of([one, two], find_in({}), 300, frozenset()) is one
+    assert schedule.next_of([one, two], find_in({}), 299, frozenset()) is two
+    assert schedule.next_of([one, two], find_in({}), 99, frozenset()) is None
+
+
+def test_what_needs_another_waits_for_its_values() -> None:
+    engine = of("engine", 100, needs="model")
+    for known, expected in (
+        ({}, None),
+        ({"model": done("model", None, "OSError: no space")}, None),
+        ({"model": done("model", {"gigabytes": 16})}, engine),
+    ):
+        assert schedule.next_of([engine], find_in(known), 300, frozenset()) is expected
+
+
+def test_what_matters_fits_into_half_an_hour() -> None:
+    """In three commands of ten minutes with the build: bits, then kernels and engines of 8B."""
+    plan = Plan()
+    found = schedule.planned(plan.measurements(), [540.0] * 3, BUILD_SECONDS)
+    first = [one for one in found if one.measurement.name in plan.first()]
+    assert [one.measurement.name for one in first] == [
+        *("self-check", "real shapes", "memcheck", "racecheck", "attached, bfloat16"),
+        *("engine, bfloat16", "graphs, bfloat16", "exact, bfloat16", "draws and penalties"),
+        *("products, 8B", "attention, 8B", "model, 8B", "engine, 8B, plain"),
+        *("engine, 8B, deterministic", "engine, 8B, deterministic, eager"),
+    ]
+    assert found[: len(first)] == first
+    assert all(1 <= one.call <= 3 for one in first)
+    assert max(one.end for one in first) <= 28 * 60
+    assert all(one.end <= 540 * one.call for one in found if one.call)
+
+
+def test_measurements_have_names_of_their_own_and_exist() -> None:
+    plan = Plan()
+    found = plan.measurements()
+    assert len({one.name for one in found}) == len(found) >= 40
+    assert len({Log.of(one.name, ROOT) for one in found}) == len(found)
     assert all(find_spec(one.module) for one in found)
-    assert all(one.timeout <= 300 for one in found)
+    assert all(one.expected <= one.limit <= 360 for one in found)
+    names = [one.name for one in found]
+    assert all(names.index(one.needs) < i for i, one in enumerate(found) if one.needs)
+    kinds = [plan.measurements((kind,)) for kind in (BITS, BENCH)]
+    assert sorted(names) == sorted(one.name for kind in kinds for one in kind)
+
+
+def test_the_plan_is_printed_without_a_gpu() -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu.measure", "--plan"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "│ build                            │ 1       │" in done.stdout
+    assert "engine, 8B, deterministic, eager" in done.stdout
 
 
 # --- tables --------------------------------------------------------------------------------------
@@ -244,46 +494,50 @@ def rows_of(table: Table) -> list[list[str]]:
     return [list(row) for row in zip(*columns, strict=True)]
 
 
+PLAIN = {"1": 100.0, "8": 700.0, "64": 4000.0, "prompt": 50000.0, "start": 31.0}
 OUTCOMES = {
-    "operations": Outcome(
-        "operations", {"equal": 5, "of": 9, "differing": ["a", "b", "c", "d"]}, None, 1.0
-    ),
-    "self-check": Outcome("self-check", None, "RuntimeError: no GPU", 1.0),
-    "products, 1B": Outcome("", {"qkv, 1": {"portable": 3.0, "torch": 2.0}}, None, 1.0),
-    "model, 1B": Outcome("", {"gigabytes": 2.5}, None, 7.5),
-    "engine, 1B, plain": Outcome("", {"all": 2000.0, "alone": 100.0, "start": 31.0}, None, 1.0),
-    "engine, 1B, exact": Outcome("", {"all": 500.0, "alone": 50.0, "start": 9.0}, None, 1.0),
-    "server, 1B, plain": Outcome("", None, "it was ended after 300 seconds", 300.0),
-    "server, 1B, exact": Outcome("", {"all": 400.0, "alone": 40.0, "start": 9.0}, None, 1.0),
-}
-NOT_RUN = "not run: the time was up; call the stage again"
+    one.name: one
+    for one in (
+        done("operations", {"equal": 5, "of": 9, "differing": ["a", "b", "c", "d"]}),
+        done("self-check", None, "RuntimeError: no GPU"),
+        done("memcheck", {"equal": 3, "of": 4, "differing": ["x"]}, "it was ended after 9 seconds"),
+        done("products, 1B", {"qkv, 1": {"portable": 3.0, "torch": 2.0},
+                              "qkv, 8": {"failure": "RuntimeError: no"}}, "ended"),
+        done("model, 1B", {"gigabytes": 2.5}),
+        done("engine, 1B, plain", PLAIN),
+        done("engine, 1B, exact", {"1": 50.0, "8": 70.0, "start": 9.0}, "it was ended after 9 s"),
+        done("server, 1B, plain", None, "it was ended after 300 seconds"),
+        done("server, 1B, exact", PLAIN),
+    )
+}  # fmt: skip
+NOT_RUN = "not run: call again"
 
 
-def test_the_table_of_bits_says_what_differs_and_what_was_not_run() -> None:
-    names = ["operations", "self-check", "engine, float16"]
-    (table,) = report.bits_table(names, OUTCOMES.get)
-    assert rows_of(table) == [
-        ["operations", "5", "9", "a; b; c and 1 more"],
-        ["self-check", "-", "-", "RuntimeError: no GPU"],
-        ["engine, float16", "-", "-", NOT_RUN],
+def test_the_tables_say_what_differs_and_what_was_not_run() -> None:
+    names = [*OUTCOMES, "engine, float16", "products, 8B", "server, 1B, hf_compat"]
+    names.sort(key=lambda name: name in ("engine, float16",))
+    bits, kernels, answers = report.tables(names, OUTCOMES.get)
+    assert rows_of(bits) == [
+        ["operations", "5", "9", "a; b; c and 1 more", "1.0"],
+        ["self-check", "-", "-", "RuntimeError: no GPU", "-"],
+        ["memcheck", "3", "4", "x; it was ended after 9 seconds", "1.0"],
     ]
-
-
-def test_the_tables_of_speed_compare_with_torch_and_with_the_plain_engine() -> None:
-    names = [*list(OUTCOMES)[2:], "products, 8B", "server, 1B, hf_compat"]
-    kernels, answers = report.bench_tables(names, OUTCOMES.get)
     assert rows_of(kernels) == [
         ["products, 1B", "qkv, 1", "3.0", "2.0", "1.50"],
+        ["products, 1B", "qkv, 8", "-", "-", "RuntimeError: no"],
+        ["products, 1B", "ended", "-", "-", "-"],
         ["products, 8B", NOT_RUN, "-", "-", "-"],
     ]
     assert rows_of(answers) == [
-        ["model, 1B", "-", "-", "-", "-", "7.5", ""],
-        ["engine, 1B, plain", "2,000", "1.00", "100", "1.00", "31.0", ""],
-        ["engine, 1B, exact", "500", "0.25", "50", "0.50", "9.0", ""],
-        ["server, 1B, plain", "-", "-", "-", "-", "-", "it was ended after 300 seconds"],
-        ["server, 1B, exact", "400", "-", "40", "-", "9.0", ""],
-        ["server, 1B, hf_compat", "-", "-", "-", "-", "-", NOT_RUN],
-    ]
+        ["model, 1B", *["-"] * 4, "1.0", ""],
+        ["engine, 1B, plain", "100 (1.00)", "700 (1.00)", "4,000 (1.00)", "50,000 (1.00)", "31.0",
+         ""],
+        ["engine, 1B, exact", "50 (0.50)", "70 (0.10)", "-", "-", "9.0", "it was ended after 9 s"],
+        ["server, 1B, plain", *["-"] * 5, "it was ended after 300 seconds"],
+        ["server, 1B, exact", "100", "700", "4,000", "50,000", "31.0", ""],
+        ["server, 1B, hf_compat", *["-"] * 5, NOT_RUN],
+        ["engine, float16", *["-"] * 5, NOT_RUN],
+    ]  # fmt: skip
 
 
 # --- bits ----------------------------------------------------------------------------------------
@@ -296,6 +550,93 @@ def test_every_operation_of_the_start_of_an_engine_has_its_bits_here() -> None:
 def test_other_and_missing_digests_are_named() -> None:
     found = digests.compared({"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "3"})
     assert found == {"equal": 1, "of": 3, "differing": ["b", "c"]}
+
+
+def test_what_differs_is_told_by_element() -> None:
+    there = torch.arange(12.0).view(3, 4)
+    here = there.clone()
+    assert differences.difference(here, there) is None
+    here[1, 2] = 6.5
+    here[2, 0] = torch.nan
+    assert differences.difference(here, there) == {
+        "differ": 2,
+        "of": 12,
+        "largest": 0.5,
+        "first": [
+            {"place": [1, 2], "here": (6.5).hex(), "cpu": (6.0).hex()},
+            {"place": [2, 0], "here": "nan", "cpu": (8.0).hex()},
+        ],
+    }
+    zeros = torch.zeros(2), -torch.zeros(2)
+    found = differences.difference(*zeros)
+    assert found is not None
+    assert found["differ"] == 2
+    found = differences.difference(here, there.bfloat16())
+    assert found is not None
+    assert found["kinds"] == ["torch.float32 [3, 4]", "torch.bfloat16 [3, 4]"]
+
+
+def test_real_shapes_find_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU both sides are equal; with an operation that is wrong for one number of rows, one
+    result of each matrix is not. What fails is noted, and the other parts are compared.
+    """
+    monkeypatch.setattr(real_shapes, "ROWS", (1, 65, 70))
+    monkeypatch.setattr(real_shapes, "ROWS_WITH_DIGITS", (1, 65, 70))
+    (*_, last) = real_shapes.compare("tiny", torch.device("cpu"))
+    assert last["equal"] == last["of"] >= 40
+    really = portable_product
+
+    def wrong(x: torch.Tensor, weight: Any, **more: Any) -> torch.Tensor:
+        product = really(x, weight, **more)
+        product[-1, -1] += len(x) == 65
+        return product
+
+    monkeypatch.setattr(real_shapes, "portable_product", wrong)
+    monkeypatch.setattr(real_shapes, "portable_argmax", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        list(real_shapes.compare("tiny", torch.device("cpu")))
+
+    def refused(_: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(real_shapes, "portable_argmax", refused)
+    *_, rows, vocabulary = real_shapes.compare("tiny", torch.device("cpu"))
+    assert rows["differing"] == [
+        *("products: qkv, numbers, 65", "products: qkv, norm, 65", "products: o, numbers, 65"),
+        *("products: gate_up, numbers, 65", "products: gate_up, norm, 65"),
+        *("products: down, numbers, 65", "products: down, gated, 65"),
+        "products: gate, numbers, 65",
+    ]
+    assert vocabulary["differences"]["vocabulary"] == {
+        "error": "RuntimeError: an illegal memory access was encountered"
+    }
+
+
+def test_what_the_sanitizer_says() -> None:
+    values = '{"equal": 7, "of": 7, "differing": []}\n'
+    clean = f"{values}========= ERROR SUMMARY: 0 errors\n"
+    assert sanitizer.values_of("memcheck", clean)["differing"] == []
+    found = sanitizer.values_of(
+        "racecheck", f"{values}========= RACECHECK SUMMARY: 3 hazards displayed (2 errors, 1 ...)\n"
+    )
+    assert (found["errors"], found["differing"]) == (3, ["3 errors of racecheck"])
+    for text in (values, "========= ERROR SUMMARY: 0 errors\n"):
+        with pytest.raises(RuntimeError, match="memcheck ended without a summary or without"):
+            sanitizer.values_of("memcheck", text)
+
+
+def test_a_machine_without_the_sanitizer_says_where_it_comes_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sanitizer, "PLACES", ())
+    with pytest.raises(FileNotFoundError, match="it comes with the CUDA toolkit"):
+        sanitizer.sanitizer()
+    program = tmp_path / "compute-sanitizer"
+    program.write_text("#!/bin/sh\nshift 4\n\"$@\"\necho '========= ERROR SUMMARY: 0 errors'\n")
+    program.chmod(0o755)
+    found = sanitizer.checked("memcheck", "cpu")
+    assert found["equal"] == found["of"] >= 6
 
 
 @pytest.mark.parametrize("dtype", model_bits.DTYPES)

@@ -1,0 +1,80 @@
+"""Which elements of two tensors have other bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+MOST_ELEMENTS = 5
+"""Of a tensor, whose values are kept."""
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's bits, integers of its shape, on the CPU."""
+    on_cpu = x.detach().cpu().contiguous()
+    return on_cpu if on_cpu.dtype == torch.bool else on_cpu.view(_INTEGERS[x.element_size()])
+
+
+def difference(here: torch.Tensor, there: torch.Tensor) -> dict[str, Any] | None:
+    """Return what differs between a device's tensor and the CPU's; None if no bit does.
+
+    Returns:
+        How many elements differ, of how many; the places and both values of the first ones, and the
+        largest distance between two finite values.
+    """
+    if here.shape != there.shape or here.dtype != there.dtype:
+        kinds = [f"{x.dtype} {list(x.shape)}" for x in (here, there)]
+        return {"differ": there.numel(), "of": there.numel(), "kinds": kinds}
+    places = (bits(here) != bits(there)).nonzero()
+    if not len(places):
+        return None
+    index = tuple(places.T)
+    ours, theirs = here.cpu()[index].double(), there.cpu()[index].double()
+    distances = (ours - theirs).abs()
+    finite = distances[distances.isfinite()]
+    return {
+        "differ": len(places),
+        "of": there.numel(),
+        "largest": float(finite.max()) if len(finite) else None,
+        "first": [
+            {"place": place.tolist(), "here": float(ours[i]).hex(), "cpu": float(theirs[i]).hex()}
+            for i, place in enumerate(places[:MOST_ELEMENTS])
+        ],
+    }
+
+
+class Comparison:
+    """Counts tensors of a device that have the CPU's bits.
+
+    Attributes:
+        equal: how many have.
+        differences: of the others, by name; see `difference`.
+    """
+
+    def __init__(self) -> None:
+        self.equal = 0
+        self.differences: dict[str, Any] = {}
+
+    def add(self, name: str, here: torch.Tensor, there: torch.Tensor) -> None:
+        """Compare a device's tensor with the CPU's."""
+        found = difference(here, there)
+        if found is None:
+            self.equal += 1
+        else:
+            self.differences[name] = found
+
+    def fail(self, name: str, error: Exception) -> None:
+        """Note what could not be computed."""
+        self.differences[name] = {"error": f"{type(error).__name__}: {error}"}
+
+    def values(self) -> dict[str, Any]:
+        """Return what a measurement prints."""
+        return {
+            "equal": self.equal,
+            "of": self.equal + len(self.differences),
+            "differing": list(self.differences),
+            "differences": self.differences,
+        }
