@@ -19,15 +19,11 @@ from transformers import PreTrainedModel
 
 from tests.deterministic.models import bundled_model, padded, random_model, token_ids
 from tests.emulated_gpu.device import GPU, emulated_gpu, to_gpu
-from tests.engines import MODEL, ROOT
+from tests.engines import ROOT
 from vllm import SamplingParams
-from vllm.config import CompilationMode, CUDAGraphMode
-from vllm.deterministic import attach, engine_args
+from vllm.deterministic import attach
 from vllm.deterministic.sampler import PortableSampler
-from vllm.deterministic.self_check import EXPECTED, check_machine, digests
-from vllm.engine.arg_utils import EngineArgs
-from vllm.fork.flags import ForkFlags
-from vllm.v1.attention.backends.registry import AttentionBackendEnum
+from vllm.deterministic.self_check import EXPECTED, digests
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
@@ -52,9 +48,10 @@ def model(case: str, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
 
 
 def test_the_start_up_check() -> None:
-    with emulated_gpu():
+    """All groups, where a CPU computes some; see tests/kernels/test_self_check_paths.py."""
+    with emulated_gpu() as gpu:
         assert dict(digests(GPU)) == EXPECTED
-        check_machine(GPU)
+        assert gpu.calls["portable_digits_product"] == 6
 
 
 @pytest.mark.parametrize("case", PRODUCTS)
@@ -244,75 +241,3 @@ def test_tensor_cores_can_be_chosen(cores: str, error: str | None, emulated_libr
     )
     assert (done.returncode == 0) == (error is None), done.stderr
     assert error is None or error in done.stderr
-
-
-class Platform:
-    """An NVIDIA GPU, as far as arguments are concerned."""
-
-    device_type = "cuda"
-    device_name = "NVIDIA TEST"
-
-    def __init__(self, capability: int) -> None:
-        self._capability = capability
-
-    def is_cpu(self) -> bool:
-        return False
-
-    def is_cuda(self) -> bool:
-        return True
-
-    def has_device_capability(self, capability: int) -> bool:
-        return self._capability >= capability
-
-
-def prepared(monkeypatch: pytest.MonkeyPatch, capability: int, **arguments: Any) -> EngineArgs:
-    monkeypatch.setattr(engine_args, "current_platform", Platform(capability))
-    args = EngineArgs(str(MODEL), deterministic=True, dtype="bfloat16", **arguments)
-    for _ in range(2):  # vLLM may make a configuration twice
-        engine_args.prepare_engine_args(args, ForkFlags.from_engine_args(args))
-    return args
-
-
-def test_the_arguments_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    with emulated_gpu():
-        args = prepared(monkeypatch, 90)
-    assert args.attention_backend is AttentionBackendEnum.TRITON_ATTN
-    assert args.moe_backend == "triton"
-    assert args.enforce_eager
-
-
-def test_cuda_graphs_are_kept_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    graphs = {"compilation_config": {"cudagraph_mode": "FULL_DECODE_ONLY"}}
-    with emulated_gpu():
-        args = prepared(monkeypatch, 90, **graphs)
-        assert not args.enforce_eager
-        assert args.compilation_config.mode is CompilationMode.NONE
-        assert args.compilation_config.cudagraph_mode is CUDAGraphMode.FULL_DECODE_ONLY
-        assert prepared(monkeypatch, 90, **graphs, enforce_eager=True).enforce_eager
-        with pytest.raises(ValueError, match="enable_lora=True and cudagraph_mode, since a gr"):
-            prepared(monkeypatch, 90, **graphs, enable_lora=True)
-
-
-@pytest.mark.parametrize("mode", ["PIECEWISE", "FULL_AND_PIECEWISE"])
-def test_graphs_of_compiled_code_are_refused(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
-    message = f'cudagraph_mode={mode}, whose graphs are pieces.*use "FULL_DECODE_ONLY" or "FULL"'
-    with emulated_gpu(), pytest.raises(ValueError, match=message):
-        prepared(monkeypatch, 90, compilation_config={"cudagraph_mode": mode})
-
-
-def test_an_old_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"needs a GPU of compute capability 8\.0 or later"):
-        prepared(monkeypatch, 75)
-
-
-def test_a_library_without_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RuntimeError, match=r"no kernels for NVIDIA TEST.*VLLM_TARGET_DEVICE=cuda"):
-        prepared(monkeypatch, 90)
-
-
-def test_attention_of_ones_own_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = AttentionBackendEnum.FLASH_ATTN
-    with emulated_gpu(), pytest.raises(ValueError, match="an attention backend, since it has its"):
-        prepared(monkeypatch, 90, attention_backend=chosen)
-    with emulated_gpu(), pytest.raises(ValueError, match="moe_backend='cutlass', since it has its"):
-        prepared(monkeypatch, 90, moe_backend="cutlass")

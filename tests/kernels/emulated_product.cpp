@@ -40,6 +40,26 @@ int64_t workspace_bytes(int64_t outputs, int64_t inputs, int64_t segments, int64
                                  gpu_of(processors, cores, splits));
 }
 
+int64_t rows_multiplied_at_once(int64_t rows) { return rows_at_once(rows); }
+
+// How some rows, multiplied at once, are shared out: to `found` go the rows and outputs of a tile, the
+// splits, the parts of the work, the blocks of threads, and the floats of pending sums.
+void plan(int64_t outputs, int64_t inputs, int64_t segments, int64_t rows, int64_t processors,
+          int64_t shared_bytes, int64_t cores, int64_t* found) {
+  const ProductShape shape{outputs, inputs, segments};
+  const Multiprocessors gpu{processors, shared_bytes, static_cast<TensorCores>(cores), 0};
+  with_tile(rows, gpu, [&](auto tile) {
+    using Tile = decltype(tile);
+    const ProductPlan plan = plan_of<Tile>(shape, rows, gpu);
+    found[0] = Tile::kAllRowTiles * kRowsOfTile;
+    found[1] = Tile::kAllPanels * kOutputs;
+    found[2] = plan.splits;
+    found[3] = TileGrid<Tile>(shape, rows).tiles() * plan.splits;
+    found[4] = plan.blocks;
+    found[5] = plan.pending;
+  });
+}
+
 const char* product(int64_t outputs, int64_t inputs, int64_t segments, int64_t rows,
                     int64_t processors, int64_t cores, int64_t splits, uint64_t seed,
                     const void* x, int64_t stride, int64_t x_format, const uint8_t* packed,

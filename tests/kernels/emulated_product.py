@@ -24,6 +24,34 @@ class TensorCores(IntEnum):
 
 
 @dataclass(frozen=True)
+class Gpu:
+    """What of a GPU decides how a product is shared out."""
+
+    processors: int
+    shared_kib: int  # of each
+    cores: TensorCores
+
+
+@dataclass(frozen=True)
+class ProductPlan:
+    """How rows that are multiplied at once are shared out.
+
+    Attributes:
+        tile: its rows and outputs.
+        splits: blocks of threads that share the segments of a tile.
+        parts: tiles times splits.
+        blocks: of threads, each of which computes one part or several.
+        pending: floats of the sums that wait for those of later segments.
+    """
+
+    tile: tuple[int, int]
+    splits: int
+    parts: int
+    blocks: int
+    pending: int
+
+
+@dataclass(frozen=True)
 class EmulatedProduct:
     """Like the functions of ``vllm.fork_ops.portable_product``.
 
@@ -42,6 +70,7 @@ class EmulatedProduct:
         library.packed_bytes.restype = ctypes.c_int64
         library.workspace_bytes.restype = ctypes.c_int64
         library.chosen_tensor_cores.restype = ctypes.c_int64
+        library.rows_multiplied_at_once.restype = ctypes.c_int64
         return cls(library)
 
     def _call(self, name: str, *arguments: Any) -> None:
@@ -55,6 +84,24 @@ class EmulatedProduct:
         if chosen < 0:
             raise RuntimeError(self.library.failure().decode())
         return TensorCores(chosen)
+
+    def plans(self, shape: tuple[int, int, int], rows: int, gpu: Gpu) -> list[ProductPlan]:
+        """Return the plan of each part of the rows that a GPU multiplies at once.
+
+        Args:
+            shape: of the weight: outputs, inputs and segments.
+            rows: at least 1.
+            gpu: not the emulated one.
+        """
+        at_once = self.library.rows_multiplied_at_once(ctypes.c_int64(rows))
+        counts = [min(at_once, rows - first) for first in range(0, rows, at_once)]
+        return [self._plan(shape, count, gpu) for count in counts]
+
+    def _plan(self, shape: tuple[int, int, int], rows: int, gpu: Gpu) -> ProductPlan:
+        found = (ctypes.c_int64 * 6)()
+        sizes = (*shape, rows, gpu.processors, gpu.shared_kib * 1024, gpu.cores)
+        self.library.plan(*map(ctypes.c_int64, sizes), found)
+        return ProductPlan((found[0], found[1]), *found[2:])
 
     def statistics(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the channels' statistics."""
