@@ -32,6 +32,7 @@ from vllm.model_executor.layers import activation
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.rotary_embedding import get_rope
 from vllm.model_executor.model_loader.utils import initialize_model
+from vllm.v1.attention.backends.triton_attn import TritonAttentionMetadataBuilder
 
 
 def numbers(*shape: int) -> torch.Tensor:
@@ -110,17 +111,16 @@ def choices(config: VllmConfig) -> dict[str, Any]:
         }
 
 
-def graphs(arguments: dict[str, Any]) -> dict[str, Any]:
-    """What becomes of CUDA graphs in deterministic mode, when an engine starts."""
+def graphs(arguments: dict[str, Any], **flags: Any) -> dict[str, Any]:
+    """What becomes of CUDA graphs with a flag, when an engine starts."""
     with mock.patch("vllm.deterministic.engine_args.has_kernels", return_value=True):
-        config = EngineArgs(
-            **arguments,
-            deterministic=True,
-            compilation_config={"cudagraph_mode": "FULL_DECODE_ONLY"},
-        ).create_engine_config()
+        config = EngineArgs(**arguments, **flags).create_engine_config()
     compilation = config.compilation_config
-    support = PortableMetadataBuilder.get_cudagraph_support(config, None)
-    graph_mode = compilation.resolve_cudagraph_mode_and_sizes(support, "portable", max_num_reqs=64)
+    builder = (
+        PortableMetadataBuilder if "deterministic" in flags else TritonAttentionMetadataBuilder
+    )
+    support = builder.get_cudagraph_support(config, None)
+    graph_mode = compilation.resolve_cudagraph_mode_and_sizes(support, "chosen", max_num_reqs=64)
     return {
         **choices(config),
         "eager": config.model_config.enforce_eager,
@@ -150,7 +150,8 @@ def main() -> None:
         "plain": choices(plain),
         "eager": choices(eager),
         "compat": choices(compat),
-        "graphs": graphs(arguments),
+        "deterministic": graphs(arguments, deterministic=True),
+        "hf_compat": graphs(arguments, hf_compat=True),
         "flash": outcome(lambda: choices(flash)),
         "absent": outcome(lambda: torch.ops._C.marlin_gemm),
         "asked": hasattr(torch.ops._C, "marlin_gemm"),

@@ -85,11 +85,17 @@ def test_models_are_made_with_attention_and_runner_that_do_without(
     assert found["sampler"] == "0"
 
 
-def test_deterministic_steps_are_cuda_graphs_without_compiled_code(found: dict[str, Any]) -> None:
-    assert found["graphs"] == {
+@pytest.mark.parametrize(
+    ("flag", "attention"),
+    [("deterministic", "PortableAttentionImpl"), ("hf_compat", "TritonAttentionImpl")],
+)
+def test_steps_are_cuda_graphs_without_compiled_code(
+    found: dict[str, Any], flag: str, attention: str
+) -> None:
+    assert found[flag] == {
         "v2": False,
         "norm": ["vllm_c", "native"],
-        "attention": ["PortableAttentionImpl"],
+        "attention": [attention],
         "eager": False,
         "mode": "NONE",
         "graphs": "FULL_DECODE_ONLY",

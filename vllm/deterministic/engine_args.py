@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vllm.config import CompilationMode
 from vllm.fork.attention_backend import chosen_backends
-from vllm.fork.model_config import config_of
+from vllm.fork.decode_graphs import run_uncompiled
+from vllm.fork.model_config import config_of, num_experts
 from vllm.fork_ops.portable_product import has_kernels
 from vllm.hf_numerics.dtype import hf_dtype
 from vllm.logger import init_logger
@@ -17,6 +17,7 @@ from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 if TYPE_CHECKING:
+    from vllm.config import CUDAGraphMode
     from vllm.engine.arg_utils import EngineArgs
     from vllm.fork.flags import ForkFlags
 
@@ -72,28 +73,47 @@ def _prepare_portable(args: EngineArgs, flags: ForkFlags) -> None:
 
 
 def _choose_execution(args: EngineArgs) -> None:
-    """Leave compiled code out, which rounds in its own order; CUDA graphs are kept if asked for.
+    """Leave compiled code out, which rounds in its own order; on GPUs, decode with CUDA graphs.
 
     Raises:
         ValueError: graphs are asked for that are parts of compiled code.
     """
     if args.enforce_eager:
         return
-    if not _has_graphs(args):
-        logger.info("deterministic: enforce_eager, since compiled code rounds in its own order.")
-        args.enforce_eager = True
-        return
     mode = args.compilation_config.cudagraph_mode
-    if mode.requires_piecewise_compilation():
+    if mode is not None and mode.requires_piecewise_compilation() and _has_graphs(args):
         raise ValueError(
             f"deterministic=True does not go with cudagraph_mode={mode.name}, whose graphs are "
             'pieces of compiled code: use "FULL_DECODE_ONLY" or "FULL".'
         )
-    args.compilation_config.mode = CompilationMode.NONE
+    reason = _why_eager(args, mode)
+    if reason is None:
+        run_uncompiled(args)
+        return
+    logger.info("deterministic: enforce_eager, since %s.", reason)
+    args.enforce_eager = True
+
+
+def _why_eager(args: EngineArgs, mode: CUDAGraphMode | None) -> str | None:
+    """Return why steps are no CUDA graphs; None if they are.
+
+    Args:
+        args: of an engine without enforce_eager.
+        mode: of graphs that is asked for, if one is.
+    """
+    if not current_platform.is_cuda():
+        return "compiled code rounds in its own order"
+    if mode is not None:
+        return None if mode else "cudagraph_mode is NONE"
+    if args.enable_lora:
+        return "a CUDA graph would keep the adapters of one step"
+    if num_experts(config_of(args)):
+        return "a CUDA graph would keep the experts of one step"
+    return None
 
 
 def _has_graphs(args: EngineArgs) -> bool:
-    """Return whether steps are to be CUDA graphs, which is not so unless the arguments say it."""
+    """Return whether it is asked for that steps are CUDA graphs."""
     asked = bool(args.compilation_config.cudagraph_mode)
     return asked and current_platform.is_cuda() and not args.enforce_eager
 

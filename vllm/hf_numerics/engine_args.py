@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vllm.fork.decode_graphs import run_uncompiled
 from vllm.fork.model_config import config_of
 from vllm.hf_numerics.dtype import hf_dtype
 from vllm.hf_numerics.longrope import check_length_with_longrope
@@ -53,15 +54,28 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
         args.distributed_executor_backend = _EXECUTOR
     if current_platform.is_cpu():
         _keep_prompts_whole(args)
-        if not args.enforce_eager:
-            logger.info(
-                "hf_compat: enforce_eager, since compiled code does not round where HF does."
-            )
-            args.enforce_eager = True
-    elif not args.enforce_eager:
+    if not args.enforce_eager:
+        _leave_compiled_code_out(args)
+
+
+def _leave_compiled_code_out(args: EngineArgs) -> None:
+    """Run the code as it is written, for compiled code does not round where HF does; on GPUs with
+    CUDA graphs. A mode of compilation or of graphs that is asked for is kept, with a warning if
+    code is compiled for it.
+    """
+    if current_platform.is_cpu():
+        logger.info("hf_compat: enforce_eager, since compiled code does not round where HF does.")
+        args.enforce_eager = True
+        return
+    mode, graphs = args.compilation_config.mode, args.compilation_config.cudagraph_mode
+    if mode or (graphs is not None and graphs.requires_piecewise_compilation()):
         logger.warning(
-            "hf_compat: compiled code does not round where HF does; --enforce-eager does."
+            "hf_compat: the compilation_config asks for compiled code, which does not round where "
+            "HF does: leave its mode and cudagraph_mode out for HF's roundings."
         )
+        return
+    run_uncompiled(args)
+    logger.info("hf_compat: code is not compiled, since that does not round where HF does.")
 
 
 def _keep_prompts_whole(args: EngineArgs) -> None:

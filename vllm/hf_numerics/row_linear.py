@@ -134,7 +134,9 @@ class RowPlan:
         self.sizes = [
             size for size in GROUP_SIZES if same_bits(_in_groups(probe, rows, size), alone)
         ]
-        if not self.sizes and type(layer) is nn.Linear:
+        # A GPU has no cache to each of its processors that blocks of weights would stay in, and
+        # would be given as many small products as there are rows times blocks.
+        if not self.sizes and type(layer) is nn.Linear and rows.device.type == "cpu":
             self.block_height = _block_height(probe, rows[0], alone[0])
 
     @staticmethod

@@ -1,0 +1,25 @@
+"""Code that is run as it is written, on GPUs with CUDA graphs of steps of decoding."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm.config import CompilationMode, CUDAGraphMode
+
+if TYPE_CHECKING:
+    from vllm.engine.arg_utils import EngineArgs
+
+DEFAULT = CUDAGraphMode.FULL_DECODE_ONLY
+"""The graphs of whole steps that only decode; other steps are launched operation by operation.
+
+They are what a GPU waits for least: the launches of a step with few tokens take longer than its
+work. Graphs of other steps (``FULL``) take memory and time at the start, and ``PIECEWISE`` ones are
+pieces of compiled code.
+"""
+
+
+def run_uncompiled(args: EngineArgs) -> None:
+    """Leave compiled code out, in place, with `DEFAULT` unless the arguments name other graphs."""
+    args.compilation_config.mode = CompilationMode.NONE
+    if args.compilation_config.cudagraph_mode is None:
+        args.compilation_config.cudagraph_mode = DEFAULT
