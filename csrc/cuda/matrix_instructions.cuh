@@ -73,15 +73,17 @@ inline void multiply_add(float (&sums)[4], const Fragments& own) {
 
 #else
 
+// volatile: all lanes of a warp make a product together, so the compiler may not move it to where only
+// some of them need the sums.
 __device__ __forceinline__ void multiply_add(int32_t (&sums)[4], const Fragments& own) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+r"(sums[0]), "+r"(sums[1]), "+r"(sums[2]), "+r"(sums[3])
       : "r"(own.a[0]), "r"(own.a[1]), "r"(own.a[2]), "r"(own.a[3]), "r"(own.b[0]), "r"(own.b[1]));
 }
 
 __device__ __forceinline__ void multiply_add(float (&sums)[4], const Fragments& own) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
       : "r"(own.a[0]), "r"(own.a[1]), "r"(own.a[2]), "r"(own.a[3]), "r"(own.b[0]), "r"(own.b[1]));
