@@ -328,7 +328,7 @@ def test_draws_are_those_of_the_global_generator(model: LlamaForCausalLM) -> Non
         discarded[3] = number % 3 == 0
         (group,) = batch.groups
         rows = batch.rows_of(group, discarded)
-        tokens = draw_tokens(rows, group.pipeline(rows, logits) if group.pipeline else logits)
+        tokens, _ = draw_tokens(rows, group.pipeline(rows, logits) if group.pipeline else logits)
         batch.append(tokens, discarded)
         for i in np.flatnonzero(~discarded):
             sequences[i].request.output_token_ids.append(int(tokens[i]))
@@ -339,7 +339,7 @@ def test_draws_are_those_of_the_global_generator(model: LlamaForCausalLM) -> Non
         assert sequences[i].request.output_token_ids == expected
 
 
-def test_a_row_without_any_probability_ends_alone(model: LlamaForCausalLM) -> None:
+def test_a_row_without_any_probability_fails_alone(model: LlamaForCausalLM) -> None:
     sequences = [Sequence(model, str(i), [i], {**SAMPLE, "eos_token_id": 7}) for i in range(3)]
     batch = make_batch()
     batch.update([s.request for s in sequences], {s.request.req_id for s in sequences})
@@ -347,4 +347,7 @@ def test_a_row_without_any_probability_ends_alone(model: LlamaForCausalLM) -> No
     logits[0, 20], logits[2, 30] = 1e4, 1e4
     logits[1] = -torch.inf
     rows = batch.rows_of(batch.groups[0], np.zeros(3, dtype=bool))
-    assert draw_tokens(rows, logits).tolist() == [20, 7, 30]
+    tokens, errors = draw_tokens(rows, logits)
+    assert tokens[[0, 2]].tolist() == [20, 30]
+    assert list(errors) == [1]
+    assert "No token has a probability" in str(errors[1])

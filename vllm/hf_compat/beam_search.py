@@ -22,10 +22,8 @@ from transformers.generation import (
     StoppingCriteriaList,
 )
 
+from vllm.hf_compat.draws import NoProbabilityError
 from vllm.hf_compat.request import HFRequest
-from vllm.logger import init_logger
-
-logger = init_logger(__name__)
 
 _NEVER = -1e9  # HF's score of what cannot be chosen
 
@@ -78,7 +76,6 @@ class BeamSearch:
         if eos:
             self._criteria.append(EosTokenCriteria(torch.tensor(eos, device=device)))
         self._generator = _Generator(request.seed, device)
-        self._eos = next(iter(eos), 0)
         self._cur_len = len(prompt)
         self._kept: dict[str, list[torch.Tensor]] = {}
         self._init_tensors(prompt, device)
@@ -109,10 +106,13 @@ class BeamSearch:
         Args:
             scores: float32 [num_beams, vocab_size], processed log-probabilities of the running
                 beams.
+
+        Raises:
+            NoProbabilityError: there is nothing to draw.
         """
         accumulated = (scores[None] + self._running_scores[:, :, None]).reshape(1, -1)
         if self._do_sample and not accumulated.softmax(dim=-1).sum().isfinite():
-            return self._give_up()
+            raise NoProbabilityError
         with self._generator.borrowed():
             top_scores, top_sequences, top_indices = _HF._get_top_k_continuations(
                 accumulated_log_probs=accumulated,
@@ -153,17 +153,6 @@ class BeamSearch:
             )
         )
         return self._step(ended)
-
-    def _give_up(self) -> BeamStep:
-        """End where HF fails, because no token has a probability: with EOS, and an error."""
-        logger.error("hf_compat: no token has a probability, where generate() fails; ended")
-        beams = range(self.num_beams)
-        running = self._running[0, :, self._length["decoder_prompt_len"] : self._cur_len].tolist()
-        answers = [
-            {"token_ids": [*running[i], self._eos], "score": float("nan")}
-            for i in range(self._num_returned)
-        ]
-        return BeamStep([self._eos for _ in beams], list(beams), answers)
 
     def _step(self, ended: torch.Tensor) -> BeamStep:
         """Decide whether the search goes on, and report."""

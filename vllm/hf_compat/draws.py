@@ -17,12 +17,9 @@ import torch
 from vllm.fork_ops import random_state, seeded_state
 from vllm.hf_compat.cpu_draws import CPUDraws, CPUStream, draw_on_cpu
 from vllm.hf_compat.generator_draws import GeneratorDraws, GeneratorStream, draw_with_generators
-from vllm.logger import init_logger
 
 if TYPE_CHECKING:
     from vllm.hf_compat.batch import Rows
-
-logger = init_logger(__name__)
 
 Draws = CPUDraws | GeneratorDraws
 _Stream = CPUStream | GeneratorStream
@@ -69,19 +66,27 @@ class DrawSource:
         return stream
 
 
-def draw_tokens(rows: Rows, scores: torch.Tensor) -> torch.Tensor:
+class NoProbabilityError(ValueError):
+    """There is nothing to draw; ``torch.multinomial`` fails on it in `generate()`."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "No token has a probability, and Transformers fails on it: the request forbids all of "
+            "them, or the model's logits are not numbers. Allow some token."
+        )
+
+
+def draw_tokens(rows: Rows, scores: torch.Tensor) -> tuple[torch.Tensor, dict[int, Exception]]:
     """Draw the next token of each row as ``GenerationMixin._sample`` does.
 
-    Rows whose token is thrown away draw nothing. Where HF fails, because no token has a probability
-    (NaN, or all of them forbidden), the request is ended by its first end-of-sequence id, and an
-    error is logged.
+    Rows whose token is thrown away draw nothing.
 
     Args:
         rows: the requests.
         scores: float32 [num_rows, vocab_size], processed.
 
     Returns:
-        int64 [num_rows].
+        int64 [num_rows], and the error of each row that HF fails on.
     """
     probs = torch.nn.functional.softmax(scores, dim=-1)
     draws = [
@@ -90,8 +95,9 @@ def draw_tokens(rows: Rows, scores: torch.Tensor) -> torch.Tensor:
     ]
     draw = draw_on_cpu if probs.device.type == "cpu" else draw_with_generators
     tokens = draw(probs, draws)
-    for i in (tokens < 0).nonzero()[:, 0].tolist():
-        if not rows.discarded[i]:
-            logger.error("hf_compat: no token has a probability, where generate() fails; ended")
-        tokens[i] = next(iter(rows.states[i].request.eos_token_ids), 0)
-    return tokens
+    errors: dict[int, Exception] = {
+        i: NoProbabilityError()
+        for i in (tokens < 0).nonzero()[:, 0].tolist()
+        if not rows.discarded[i]
+    }
+    return tokens.clamp_(min=0), errors

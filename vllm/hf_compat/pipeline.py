@@ -3,9 +3,10 @@
 Transformers itself builds the list (``GenerationMixin._get_logits_processor``) and its classes do
 the work, on the rows of all requests with the same configuration together. HF's rows have one
 length; the engine's do not. So each class is called with what it reads of ``input_ids``: nothing,
-a length, or the tokens, aligned to the right. The repetition penalties are the fork's own: they
-remember what a sequence has seen instead of looking at all of it in every step. `in_place` stands
-in for HF's code, with the same bits, where that copies all scores to change a few.
+a length, or the tokens, aligned to the right. An object of the caller's, whatever its class, is
+called as it is, with all tokens of the sequence that it is for. The repetition penalties are the
+fork's own: they remember what a sequence has seen instead of looking at all of it in every step.
+`in_place` stands in for HF's code, with the same bits, where that copies all scores to change few.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ from vllm.hf_compat.request import HFRequest
 
 if TYPE_CHECKING:
     from vllm.hf_compat.batch import RequestState, Rows
+
+DEVICE_ERRORS = (torch.AcceleratorError, torch.OutOfMemoryError, MemoryError)
+"""What is wrong with the machine, and not with a request."""
 
 _FAR = 1 << 40
 """Stands for ``max_length`` in processors that are shared by requests of different lengths."""
@@ -62,20 +66,29 @@ class Pipeline:
         returns_scores: whether the processed scores are part of the answer.
         returns_logits: whether the model's are.
         is_private: whether it is for one request alone.
-        may_refuse: whether a step raises ``ValueError`` for scores that it cannot process.
     """
 
     def __init__(
         self, request: HFRequest, model_config: PretrainedConfig, device: torch.device
     ) -> None:
-        config = _config(request.fields)
-        callbacks = Callbacks.unpack(request.pickled)
-        self.returns_scores = bool(config.output_scores)
-        self.returns_logits = bool(config.output_logits)
+        fields = request.fields
+        self.returns_scores = bool(fields.get("output_scores"))
+        self.returns_logits = bool(fields.get("output_logits"))
         self.is_private = _is_private(request)
-        self.do_sample = bool(config.do_sample)
+        self.do_sample = bool(fields.get("do_sample"))
         self.reads_tokens = False
         self.reads_prompt = False
+        self._device = device
+        try:
+            self._steps = self._build(request, model_config)
+        except Exception as error:  # a caller's objects may need what this process does not have
+            self._steps = [partial(_fail, error)]
+
+    def _build(self, request: HFRequest, model_config: PretrainedConfig) -> list[Step]:
+        """Return the steps, of HF's list and the caller's objects in it."""
+        config = _config(request.fields)
+        callbacks = Callbacks.unpack(request.pickled)
+        device = self._device
         nominal_prompt_len = _nominal_prompt_len(request)
         config.max_length = _FAR
         eos = request.eos_token_ids
@@ -88,9 +101,13 @@ class Pipeline:
             prefix_allowed_tokens_fn=callbacks.prefix_allowed_tokens_fn,
             logits_processor=hf.LogitsProcessorList(callbacks.logits_processor),
         )
-        self.may_refuse = any(type(processor) in _MAY_REFUSE for processor in processors)
-        self._device = device
-        self._steps = [self._step(processor, nominal_prompt_len) for processor in processors]
+        own = {id(processor) for processor in callbacks.logits_processor}
+        return [
+            self._own_step(processor)
+            if id(processor) in own
+            else self._step(processor, nominal_prompt_len)
+            for processor in processors
+        ]
 
     @staticmethod
     def key(request: HFRequest) -> str | None:
@@ -101,13 +118,67 @@ class Pipeline:
         return json.dumps(shared, sort_keys=True)
 
     def __call__(self, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
-        """Apply all steps to scores float32 [num_rows, vocab_size], perhaps in place."""
+        """Apply all steps to scores float32 [num_rows, vocab_size], perhaps in place.
+
+        Raises:
+            Exception: whatever a step raises.
+        """
         for step in self._steps:
             scores = step(rows, scores)
         return scores
 
+    def process(
+        self, rows: Rows, scores: torch.Tensor, first: int = 0
+    ) -> tuple[torch.Tensor, dict[int, Exception]]:
+        """Apply all steps to rows of which some may fail.
+
+        Args:
+            rows: of different requests.
+            scores: float32 [num_rows, vocab_size], perhaps changed in place.
+            first: the step to begin with.
+
+        Returns:
+            The scores, and the error of each row that a step failed on, whose scores mean nothing;
+            the others are what they would have been without it.
+
+        Raises:
+            Exception: an error of the device, which is no row's.
+        """
+        for number, step in enumerate(self._steps[first:], first):
+            try:
+                scores = step(rows, scores)
+            except DEVICE_ERRORS:
+                raise
+            except Exception as error:
+                if len(scores) == 1:
+                    return scores, {0: error}
+                return self._process_apart(rows, scores, number)
+        return scores, {}
+
+    def _process_apart(
+        self, rows: Rows, scores: torch.Tensor, first: int
+    ) -> tuple[torch.Tensor, dict[int, Exception]]:
+        """Process each row alone: a step that fails has changed none of them."""
+        processed, errors = [], {}
+        for i in range(len(scores)):
+            row, error = self.process(rows.select([i]), scores[i : i + 1], first)
+            processed.append(row)
+            if error:
+                errors[i] = error[0]
+        return torch.cat(processed), errors
+
+    def _own_step(self, processor: hf.LogitsProcessor) -> Step:
+        """Return a step that calls an object of the caller's as `generate()` does, whatever it is:
+        what it was made with is not known here, nor what it reads.
+        """
+        self.reads_tokens = True
+        return partial(_with_tokens, processor)
+
     def _step(self, processor: hf.LogitsProcessor, nominal_prompt_len: int) -> Step:
-        """Return a step that gives `processor` what it reads of ``input_ids``."""
+        """Return a step that gives a `processor` that HF made what it reads of ``input_ids``.
+
+        It raises before it changes any scores, or not at all.
+        """
         kind = type(processor)
         self.reads_tokens |= kind in _READ_TOKENS
         if (step := in_place_step(processor, self._device)) is not None:
@@ -175,9 +246,6 @@ def _is_private(request: HFRequest) -> bool:
     return request.pickled is not None or "ngram_len" in watermark
 
 
-_MAY_REFUSE = (hf.TopHLogitsWarper,)  # its distribution checks the scores
-
-
 def _nominal_prompt_len(request: HFRequest) -> int:
     """Return the prompt length that stands for the request's in a shared pipeline.
 
@@ -188,6 +256,10 @@ def _nominal_prompt_len(request: HFRequest) -> int:
 
 
 # --- calling HF's classes ------------------------------------------------------------------------
+def _fail(error: Exception, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
+    raise error
+
+
 def _with_nothing(processor: hf.LogitsProcessor, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
     return processor(rows.ids_of_length(0), scores)
 
@@ -215,9 +287,12 @@ def _with_lengths(
         by_length.setdefault(length_of(state), []).append(i)
     if len(by_length) == 1:
         return processor(rows.ids_of_length(next(iter(by_length))), scores)
-    for length, indices in by_length.items():
-        part = rows.select(indices)
-        scores[indices] = processor(part.ids_of_length(length), scores[indices])
+    processed = [
+        (indices, processor(rows.select(indices).ids_of_length(length), scores[indices]))
+        for length, indices in by_length.items()
+    ]
+    for indices, part in processed:
+        scores[indices] = part
     return scores
 
 
@@ -254,12 +329,13 @@ def _with_context(
 
 def _without_ngrams_of_prompt(size: int, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
     """HF's class for each row, with the row's own prompt."""
+    processed = []
     for i, state in enumerate(rows.states):
         if state.prompt_ngrams is None:
             prompt = torch.tensor([state.known_prompt], dtype=torch.int64)
             state.prompt_ngrams = hf.EncoderNoRepeatNGramLogitsProcessor(size, prompt)
-        scores[i] = state.prompt_ngrams(rows.select([i]).token_ids(), scores[i : i + 1])[0]
-    return scores
+        processed.append(state.prompt_ngrams(rows.select([i]).token_ids(), scores[i : i + 1]))
+    return torch.cat(processed)
 
 
 # --- the penalties -------------------------------------------------------------------------------

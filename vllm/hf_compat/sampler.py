@@ -13,8 +13,9 @@ import torch
 from vllm.config.model import LogprobsMode
 from vllm.hf_compat.batch import Batch, Group, Rows
 from vllm.hf_compat.beam_search import BeamSearch
-from vllm.hf_compat.draws import draw_tokens
-from vllm.hf_compat.pipeline import Pipeline
+from vllm.hf_compat.draws import NoProbabilityError, draw_tokens
+from vllm.hf_compat.pipeline import DEVICE_ERRORS
+from vllm.hf_compat.request import HFRequest
 from vllm.hf_compat.stopping import criteria_of_search
 from vllm.logger import init_logger
 from vllm.v1.outputs import SamplerOutput
@@ -71,7 +72,7 @@ class HFSampler(Sampler):
 
         That is ``beam_step``, a `BeamStep`, for a beam search, and ``scores`` and ``logits``, for
         each token the bytes of float32 [vocab_size], for requests with ``output_scores`` and
-        ``output_logits``, and ``error`` for a request whose own processor or criterion failed.
+        ``output_logits``, and ``error``, a sentence, for a request that generate() fails on.
         """
         outputs, self._outputs = self._outputs, {}
         return outputs or None
@@ -153,10 +154,11 @@ class HFSampler(Sampler):
                 continue  # processors of the caller may count the tokens they are asked for
             try:
                 logits, tokens = self._choose(group, rows, logits)
+            except DEVICE_ERRORS:
+                raise
             except Exception as error:
-                if not group.pipeline.is_private:
-                    raise
-                tokens = self._fail(group, error)
+                self._end(group, rows, dict.fromkeys(range(len(rows.states)), error))
+                tokens = torch.zeros(len(group.indices), dtype=torch.int64)
             if tokens is not None:
                 chosen.append((group.indices, tokens))
         if len(chosen) == len(self._batch.groups) and not _wants_logprobs(sampling_metadata):
@@ -183,21 +185,28 @@ class HFSampler(Sampler):
             rows = replace(rows, unguided=logits[group.guides])
         if group.pipeline.returns_logits:
             self._keep("logits", group, rows, logits[group.indices])
-        scores = _process(group.pipeline, rows, logits if is_all else logits[group.indices])
+        scores, errors = group.pipeline.process(rows, logits if is_all else logits[group.indices])
         if group.pipeline.returns_scores:
             self._keep("scores", group, rows, scores)
-        tokens = draw_tokens(rows, scores) if group.pipeline.do_sample else None
+        tokens = None
+        if group.pipeline.do_sample:
+            tokens, without_probability = draw_tokens(rows, scores)
+            errors = without_probability | errors
+        self._end(group, rows, errors)
         if is_all:
             return scores, tokens
         logits[group.indices] = scores
         return logits, tokens
 
-    def _fail(self, group: Group, error: Exception) -> torch.Tensor:
-        """End the request whose own processor or criterion raised `error`; others go on."""
-        req_id = group.search or self._runner.input_batch.req_ids[group.indices[0]]
-        logger.error("hf_compat: a callback of request %s failed", req_id, exc_info=error)
-        self._outputs[req_id] = {"error": f"{type(error).__name__}: {error}"}
-        return torch.zeros(len(group.indices), dtype=torch.int64)
+    def _end(self, group: Group, rows: Rows, errors: dict[int, Exception]) -> None:
+        """End the requests of the rows that failed, with what they failed on; others go on."""
+        req_ids = self._runner.input_batch.req_ids
+        for row, error in errors.items():
+            if rows.discarded[row]:
+                continue
+            req_id = group.search or req_ids[group.indices[row]]
+            logger.error("hf_compat: request %s failed", req_id, exc_info=error)
+            self._outputs[req_id] = {"error": _sentence(rows.states[row].request, error)}
 
     def _advance(self, group: Group, rows: Rows, logits: torch.Tensor) -> torch.Tensor:
         """Take a step of a beam search; return the tokens of its rows."""
@@ -210,7 +219,7 @@ class HFSampler(Sampler):
         beams = group.indices
         if state.num_outputs == 0:
             beams, rows = beams * search.num_beams, rows.select([0] * search.num_beams)
-        scores = _process(group.pipeline, rows, logits[beams].log_softmax(dim=-1))
+        scores = group.pipeline(rows, logits[beams].log_softmax(dim=-1))
         if group.pipeline.returns_logits:
             search.keep("logits", logits[beams])
         if group.pipeline.returns_scores:
@@ -240,14 +249,11 @@ def _wants_logprobs(sampling_metadata: SamplingMetadata) -> bool:
     )
 
 
-def _process(pipeline: Pipeline, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
-    """Process rows, perhaps in place; one that HF refuses (NaN) becomes NaN, alone."""
-    if not pipeline.may_refuse:
-        return pipeline(rows, scores)
-    try:
-        return pipeline(rows, scores.clone())
-    except ValueError:
-        if len(scores) == 1:
-            return torch.full_like(scores, torch.nan)
-        rows_alone = ((rows.select([i]), scores[i : i + 1]) for i in range(len(scores)))
-        return torch.cat([_process(pipeline, row, score) for row, score in rows_alone])
+def _sentence(request: HFRequest, error: Exception) -> str:
+    """Return what a client reads about the end of its request."""
+    if isinstance(error, NoProbabilityError):
+        return str(error)
+    reason = f"{type(error).__name__}: {error}"
+    if request.pickled is not None:  # perhaps an object of the caller's
+        return reason
+    return f"Transformers fails on {request.fields!s:.500} with {reason}."

@@ -24,7 +24,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import Request, RequestStatus
 
 if TYPE_CHECKING:
@@ -219,7 +219,9 @@ class _RowScheduling(_Base):
         step: BeamStep | None = data.get("beam_step")
         if "error" in data:
             self._stop(request, answer, RequestStatus.FINISHED_ERROR)
+            answer.finish_reason = FinishReason.ERROR  # even where the token would have ended it
             answer.stop_reason = data["error"]
+            _drop_last_token(answer)
         elif step is None:
             answer.hf_compat = data
         elif step.finished is None:
@@ -265,6 +267,13 @@ class HFScheduler(_RowScheduling, Scheduler):
 
 class HFAsyncScheduler(_RowScheduling, AsyncScheduler):
     """The scheduler of hf_compat with asynchronous scheduling."""
+
+
+def _drop_last_token(answer: EngineCoreOutput) -> None:
+    """Take out the token that stands where none could be chosen."""
+    answer.new_token_ids = answer.new_token_ids[:-1]
+    if answer.new_logprobs is not None:
+        answer.new_logprobs = answer.new_logprobs.slice_request(0, len(answer.new_token_ids))
 
 
 def _row(request: Request, row: int, sequence: list[int], table: BlockTables) -> NewRequestData:
