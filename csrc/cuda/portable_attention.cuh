@@ -169,6 +169,20 @@ struct QueryPiece {
   __device__ __forceinline__ int last_row() const {
     return static_cast<int>(count - first < kQueries ? count - first : kQueries) - 1;
   }
+
+  // Whether there is such a query.
+  __device__ __forceinline__ bool is_in_place(int row, const PagedAttention& task) const {
+    return has(row) && query(row) >= 0 && query(row) < task.queries;
+  }
+
+  __device__ __forceinline__ SeenTokens seen_by(int row, const PagedAttention& task) const {
+    return tokens_seen(is_in_place(row, task) ? position(row) : -1, task.window);
+  }
+
+  // From the first token that any row sees to the last one.
+  __device__ __forceinline__ SeenTokens seen_by_any(const PagedAttention& task) const {
+    return {seen_by(0, task).first, seen_by(last_row(), task).last};
+  }
 };
 
 // What a lane has gathered of its two rows, g and g + 8: values of elements 2 * q and 2 * q + 1 of
@@ -231,12 +245,11 @@ struct Attention {
   int group;  // the first of the lane's two rows; the second is 8 further on
   int place;  // among the lanes of the same rows
   float cap;
-  int32_t first_seen;  // by any of the rows
-  int32_t last_seen;
+  SeenTokens seen;  // by any of the rows
   QueryFacts facts[2];
 
   __device__ __forceinline__ Attention(const PagedAttention& paged, const QueryPiece& rows,
-                                       AttentionMemory& shared)
+                                       const SeenTokens& seen_by_any, AttentionMemory& shared)
       : task(paged),
         piece(rows),
         memory(shared),
@@ -247,12 +260,11 @@ struct Attention {
         warp(static_cast<int>(threadIdx.x) / kWarp),
         group(lane / 4),
         place(lane % 4),
-        cap(score_rule(paged.scale, paged.soft_cap, 0.0f, 0).cap) {
+        cap(score_rule(paged.scale, paged.soft_cap, 0.0f, 0).cap),
+        seen(seen_by_any) {
     for (int i = 0; i < kQueries / kWarps; ++i) prepare_query(warp * (kQueries / kWarps) + i);
     __syncthreads();
     for (int r = 0; r < 2; ++r) facts[r] = memory.facts[group + 8 * r];
-    first_seen = memory.facts[0].seen.first;
-    last_seen = memory.facts[piece.last_row()].seen.last;
   }
 
   __device__ __forceinline__ int elements_of(int tile) const {
@@ -261,7 +273,7 @@ struct Attention {
   __device__ __forceinline__ bool has(int tile) const { return elements_of(tile) < size; }
 
   __device__ __forceinline__ bool is_in_place(int row) const {
-    return piece.has(row) && piece.query(row) >= 0 && piece.query(row) < task.queries;
+    return piece.is_in_place(row, task);
   }
 
   // --- queries ---------------------------------------------------------------------------------
@@ -285,11 +297,11 @@ struct Attention {
       memory.queries[1][word / kStepWords].at(row, word % kStepWords) = digits.lower;
     }
     if (lane != 0) return;
-    const SeenTokens seen = tokens_seen(is_there ? piece.position(row) : -1, task.window);
+    const SeenTokens own = piece.seen_by(row, task);
     const float slope = task.slopes == nullptr || !is_there ? 0.0f : task.slopes[head];
     const ScoreRule rule = score_rule(task.scale, task.soft_cap, slope, task.window);
-    const bool is_valid = scale != kInvalidScale && seen.are_valid(task);
-    memory.facts[row] = {seen, rule.factor * unit_of(scale), rule.slope, is_valid};
+    const bool is_valid = scale != kInvalidScale && own.are_valid(task);
+    memory.facts[row] = {own, rule.factor * unit_of(scale), rule.slope, is_valid};
   }
 
   // --- tokens ----------------------------------------------------------------------------------
@@ -298,7 +310,7 @@ struct Attention {
   __device__ __forceinline__ const uint8_t* find(int32_t first, const uint8_t** scales) const {
     const int32_t token = first + warp * kTileTokens;
     *scales = nullptr;
-    if (token > last_seen || token + kTileTokens <= first_seen) return nullptr;
+    if (token > seen.last || token + kTileTokens <= seen.first) return nullptr;
     const int32_t tile = token / kTileTokens;
     const auto page_tiles = static_cast<int32_t>(task.cache.page_tiles);
     const int32_t block = tile / page_tiles;
@@ -508,8 +520,8 @@ struct Attention {
                                                  GatheredTiles<kTiles>& gathered) {
     const auto start = static_cast<int32_t>(superblock * kSuperblockTokens);
     const int32_t end = start + kSuperblockTokens;
-    const int32_t earliest = first_seen / kBlockTokens * kBlockTokens;
-    for (int32_t block = larger(start, earliest); block < end && block <= last_seen;
+    const int32_t earliest = seen.first / kBlockTokens * kBlockTokens;
+    for (int32_t block = larger(start, earliest); block < end && block <= seen.last;
          block += kBlockTokens) {
       add_block(block, gathered);
     }
@@ -564,25 +576,32 @@ struct Attention {
 };
 
 // Block (x, y, z) has piece x of the queries and head y of the keys; with parts, of the superblocks
-// the one that is z modulo their number.
+// those that are z modulo gridDim.z. How many there are, only the lengths of sequences say: for many
+// blocks there is nothing to do, and they end before they look at queries.
 template <int kTiles, bool kHasParts>
 __global__ void __launch_bounds__(kAttentionThreads)
     attention_kernel(PagedAttention task, int64_t splits, float* parts) {
   const QueryPiece piece(task);
   if (!piece.has(0)) return;
-  Attention<kTiles> attention(task, piece, block_shared<AttentionMemory>());
-  const int64_t first = attention.first_seen / kSuperblockTokens;
-  const int64_t last = attention.last_seen / kSuperblockTokens;
+  const SeenTokens seen = piece.seen_by_any(task);
+  const int32_t last = seen.last / kSuperblockTokens;
+  int32_t superblock = seen.first / kSuperblockTokens;
   if (kHasParts) {
-    const int64_t superblock = first + (blockIdx.z + splits - first % splits) % splits;
+    const auto blocks = static_cast<int32_t>(gridDim.z);
+    const auto own = static_cast<int32_t>(blockIdx.z);
+    superblock += (own + blocks - superblock % blocks) % blocks;
     if (superblock > last) return;
-    GatheredTiles<kTiles> gathered;
-    attention.add_superblock(superblock, gathered);
-    attention.write_part(gathered, parts, splits, superblock);
+    Attention<kTiles> attention(task, piece, seen, block_shared<AttentionMemory>());
+    for (; superblock <= last; superblock += blocks) {
+      GatheredTiles<kTiles> gathered;
+      attention.add_superblock(superblock, gathered);
+      attention.write_part(gathered, parts, splits, superblock);
+    }
     return;
   }
+  Attention<kTiles> attention(task, piece, seen, block_shared<AttentionMemory>());
   TotalTiles<kTiles> total;
-  for (int64_t superblock = first; superblock <= last; ++superblock) {
+  for (; superblock <= last; ++superblock) {
     GatheredTiles<kTiles> gathered;
     attention.add_superblock(superblock, gathered);
     total.add(gathered);
@@ -612,11 +631,21 @@ int64_t attention_part_floats(const PagedAttention& task, int64_t splits) {
   return splits == 1 ? 0 : task.queries * task.heads * splits * (task.cache.head_size + 3);
 }
 
+// How many blocks of threads share the superblocks of a piece and head: not one for each if that is
+// more than keeps a GPU busy, since most sequences are shorter than their tables have room for.
+inline int64_t blocks_of_splits(const PagedAttention& task, int64_t splits) {
+  constexpr int64_t kManyBlocks = 4096;
+  const int64_t others = num_pieces(task) * task.key_heads;
+  const int64_t wanted = (kManyBlocks + others - 1) / others;
+  return wanted < splits ? wanted : splits;
+}
+
 template <int kTiles>
 cudaError_t launch_attention(const PagedAttention& task, int64_t splits, float* parts,
                              cudaStream_t stream) {
   const dim3 grid(static_cast<unsigned int>(num_pieces(task)),
-                  static_cast<unsigned int>(task.key_heads), static_cast<unsigned int>(splits));
+                  static_cast<unsigned int>(task.key_heads),
+                  static_cast<unsigned int>(blocks_of_splits(task, splits)));
   const auto kernel =
       splits == 1 ? attention_kernel<kTiles, false> : attention_kernel<kTiles, true>;
   return launch(grid, kAttentionThreads, 0, stream, kernel, task, splits, parts);

@@ -43,6 +43,11 @@ inline std::string failure;
 // Another seed gives the threads another order.
 inline uint64_t schedule_seed = 1;
 
+// Blocks that have run, and how often their threads have waited for each other: what a test may set to
+// 0 and look at.
+inline uint64_t num_blocks = 0;
+inline uint64_t num_waits = 0;
+
 // xorshift64* (Vigna, 2016).
 class Random {
  public:
@@ -127,6 +132,7 @@ class Block {
 
   void run() {
     current_block = this;
+    ++num_blocks;
     int warp = 0;
     while (failure.empty() && choose_warp(&warp)) {
       run_warp(warp);
@@ -273,6 +279,7 @@ class Block {
   }
 
   void wait(State state, const std::source_location& place) {
+    ++num_waits;
     Thread& self = *current_;
     self.state = state;
     self.place = place;

@@ -15,7 +15,12 @@ extern "C" int64_t part_floats_of(const PagedAttention* task, int64_t splits) {
   return attention_part_floats(*task, splits);
 }
 
+extern "C" uint64_t blocks_run() { return emulation::num_blocks; }
+
+extern "C" uint64_t waits_of_threads() { return emulation::num_waits; }
+
 extern "C" const char* run_attention(uint64_t seed, const PagedAttention* task, int64_t splits,
                                      float* parts) {
+  emulation::num_blocks = emulation::num_waits = 0;
   return emulated(seed, [=] { return launch_portable_attention(*task, splits, parts, nullptr); });
 }

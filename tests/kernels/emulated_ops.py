@@ -293,3 +293,10 @@ def portable_attention(
     run("attention", "attention", task, splits, parts.tensor, seed=seed)
     parts.checked()
     return result.checked()
+
+
+def attention_work() -> tuple[int, int]:
+    """Return how many blocks of threads the last attention was, and how often these waited."""
+    library = _library("attention")
+    library.blocks_run.restype = library.waits_of_threads.restype = c_int64
+    return int(library.blocks_run()), int(library.waits_of_threads())

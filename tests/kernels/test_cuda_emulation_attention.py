@@ -193,6 +193,46 @@ def test_rows_behind_the_last_sequence_are_not_written() -> None:
         assert (result[3:].view(torch.uint8) == GARBAGE).all()
 
 
+SUPERBLOCK_PAGES = 64  # of 16 tokens
+
+
+def widened(batch: Batch, superblocks: int) -> Batch:
+    """Give the tables of pages room for so many superblocks."""
+    rows, columns = batch.pages.shape
+    wide = torch.full((rows, superblocks * SUPERBLOCK_PAGES), -1, dtype=torch.int32)
+    wide[:, :columns] = batch.pages
+    batch.pages = wide
+    return batch
+
+
+@pytest.mark.parametrize("window", [0, 70])
+@pytest.mark.parametrize("queries", [1, 40])
+def test_blocks_of_threads_without_a_token_do_nothing(queries: int, window: int) -> None:
+    """Tables have room for the longest text, most sequences are shorter: no block that has nothing
+    to attend to makes its warps wait, as all do that look at a query."""
+    work = []
+    for superblocks in (2, 64):
+        cases = [make_case(n, 2, 1, window=window, seed=n) for n in (1030, 60)]
+        batch = widened(Batch(cases, [queries, queries]), superblocks)
+        assert_emulation_agrees(batch)
+        work.append(emulated.attention_work())
+    (few_blocks, few_waits), (many_blocks, many_waits) = work
+    assert few_waits == many_waits > 0
+    if window == 0:
+        assert many_blocks >= few_blocks + 62
+
+
+def test_no_more_blocks_of_threads_than_keep_a_gpu_busy() -> None:
+    """Each has several superblocks then, of those that there are."""
+    lengths = (15000, *(1 + 60 * i for i in range(31)))
+    cases = [make_case(n, 8, 8, 16, seed=n) for n in lengths]
+    batch = widened(Batch(cases, [1] * len(cases)), 128)
+    assert_emulation_agrees(batch)
+    attended = 34 * 8 * 16  # pieces, heads, and as many for each as make 4,096
+    merged = 32 * 8
+    assert emulated.attention_work()[0] == attended + merged
+
+
 def test_splits_are_for_few_queries_of_long_sequences() -> None:
     def splits_of(queries: int, blocks: int, window: int = 0) -> int:
         task = emulated.PagedAttention(queries=queries, heads=32, key_heads=8, sequences=queries)
