@@ -22,7 +22,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -45,7 +45,7 @@ from vllm.fork_ops.portable_product import (
 DECODE_ROWS = (1, 8, 32, 64, 256)
 PROMPT_ROWS = (2048, 8192)
 CONTEXTS = (512, 2048, 8192)
-BATCHES = (1, 8, 64)
+BATCHES = (1, 8, 64, 256)
 BLOCK_SIZE = 16
 CALLS = 20
 """In a graph, of shapes of decoding; of prompts, a quarter as many."""
@@ -187,42 +187,31 @@ def attention(name: str, device: torch.device, rounds: int) -> Timings:
             yield f"decode, {requests} x {tokens}", compare(sides, device, rounds, CALLS)
 
 
-class PagedCache(NamedTuple):
-    """Keys and values of some requests.
+def paged_cache(
+    keys: torch.Tensor, values: torch.Tensor, lengths: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a cache with the keys and values of requests, each in blocks of its own.
 
-    Attributes:
+    Args:
         keys: bfloat16 [tokens of all requests, kv_heads, size].
         values: likewise.
-        cache: see `attention_cache_shape`.
-        pages: int32 [requests, blocks of the longest].
+        lengths: tokens of each request.
+
+    Returns:
+        The cache, see `attention_cache_shape`, and its pages, int32 [requests, most blocks].
     """
-
-    keys: torch.Tensor
-    values: torch.Tensor
-    cache: torch.Tensor
-    pages: torch.Tensor
-
-
-def paged_cache(
-    lengths: Sequence[int], kv_heads: int, size: int, device: torch.device
-) -> PagedCache:
-    """Return a cache with random keys and values of requests of some lengths."""
     blocks = [-(-length // BLOCK_SIZE) for length in lengths]
+    _, kv_heads, size = keys.shape
     shape = attention_cache_shape(sum(blocks), kv_heads, size, BLOCK_SIZE)
-    cache = torch.zeros(shape, dtype=torch.uint8, device=device)
+    cache = torch.zeros(shape, dtype=torch.uint8, device=keys.device)
     pages = torch.zeros(len(lengths), max(blocks), dtype=torch.int32)
     slots = []
     for i, (length, count) in enumerate(zip(lengths, blocks, strict=True)):
         first = sum(blocks[:i])
         pages[i, :count] = torch.arange(first, first + count)
         slots.append(torch.arange(length) + first * BLOCK_SIZE)
-    on_cpu = torch.device("cpu")
-    keys, values = (
-        numbers(sum(lengths), kv_heads, size, device=on_cpu, salt=salt).to(device)
-        for salt in (1, 2)
-    )
-    portable_append(keys, values, cache, torch.cat(slots).to(device))
-    return PagedCache(keys, values, cache, pages.to(device))
+    portable_append(keys, values, cache, torch.cat(slots).to(keys.device))
+    return cache, pages.to(keys.device)
 
 
 def attention_sides(
@@ -233,18 +222,19 @@ def attention_sides(
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
     size = shape["hidden_size"] // heads
     query = numbers(requests * queries, heads, size, device=device)
-    paged = paged_cache([tokens] * requests, kv_heads, size, device)
+    keys, values = (
+        numbers(requests * tokens, kv_heads, size, device=device, salt=salt) for salt in (1, 2)
+    )
+    cache, pages = paged_cache(keys, values, [tokens] * requests)
     starts = torch.arange(requests + 1, dtype=torch.int32, device=device) * queries
     lengths = torch.full((requests,), tokens, dtype=torch.int32, device=device)
     q, k, v = (
         x.view(requests, -1, x.shape[1], size).transpose(1, 2).contiguous()
-        for x in (query, paged.keys, paged.values)
+        for x in (query, keys, values)
     )
 
     def portable(_: int) -> torch.Tensor:
-        return portable_attention(
-            query, paged.cache, paged.pages, starts, lengths, scale=size**-0.5
-        )
+        return portable_attention(query, cache, pages, starts, lengths, scale=size**-0.5)
 
     def theirs(_: int) -> torch.Tensor:
         done = functional.scaled_dot_product_attention(

@@ -14,6 +14,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -39,13 +40,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=[BITS, BENCH])
     parser.add_argument("--retry", action="store_true", help="what failed before")
+    parser.add_argument("--first", action="store_true", help="leave out what may come later")
+    parser.add_argument("--slower", type=float, default=1.0, help="factor of all limits")
     parser.add_argument("--plan", action="store_true", help="print what would be measured")
     parser.add_argument(
         "--minutes", type=float, default=float(os.environ.get("MINUTES") or 9), help="of this call"
     )
     options = parser.parse_args()
     plan = Plan(options.device, options.tokens, options.rounds, options.model, options.second)
-    measurements = plan.measurements((options.only,) if options.only else (BITS, BENCH))
+    measurements = [
+        replace(one, limit=options.slower * one.limit)
+        for one in plan.measurements((options.only,) if options.only else (BITS, BENCH))
+        if one.name in plan.first() or not options.first
+    ]
     if options.plan:
         calls = [60 * options.minutes] * CALLS
         Console(width=110).print(

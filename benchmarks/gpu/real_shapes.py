@@ -41,6 +41,14 @@ ROWS = (1, 5, 8, 16, 17, 32, 64, 65, 96, 97, 200, 1537, 3000)
 
 ROWS_WITH_DIGITS = tuple(rows for rows in ROWS if rows <= 1536)
 
+REQUESTS = {
+    "decode": [(1100, 1), (5000, 1), (17, 1)],
+    "prompt": [(1100, 1100)],
+    "end of a prompt": [(5000, 512)],
+    "all of these": [(1100, 1), (300, 300), (5000, 64), (64, 1)],
+}
+"""Tokens of each request, and how many of them, the last ones, attend."""
+
 Pair = tuple[torch.Tensor, torch.Tensor]
 """A tensor of the device and the CPU's."""
 
@@ -116,24 +124,21 @@ def attention(name: str, sides: Sides) -> Found:
     shape = SHAPES[name]
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
     size = shape["hidden_size"] // heads
-    cases = {
-        "decode": [(1100, 1), (5000, 1), (17, 1)],
-        "prompt": [(1100, 1100)],
-        "end of a prompt": [(5000, 512)],
-        "all of these": [(1100, 1), (300, 300), (5000, 64), (64, 1)],
-    }
-    for title, requests in cases.items():
+    for title, requests in REQUESTS.items():
         lengths, queries = zip(*requests, strict=True)
-        caches = [
-            paged_cache(lengths, kv_heads, size, one) for one in (sides.device, torch.device("cpu"))
-        ]
-        cache, pages = ((caches[0][i], caches[1][i]) for i in (2, 3))
+        keys, values = (sides.numbers(sum(lengths), kv_heads, size, salt=salt) for salt in (11, 12))
+        (cache, pages), (cache_there, pages_there) = (
+            paged_cache(keys[side], values[side], lengths) for side in (0, 1)
+        )
         query = sides.numbers(sum(queries), heads, size, salt=4)
         starts = [sum(queries[:i]) for i in range(len(queries) + 1)]
         places = [sides.of(torch.tensor(one, dtype=torch.int32)) for one in (starts, lengths)]
         for window, soft_cap in ((0, 0.0), (700, 30.0)):
             attend = partial(portable_attention, scale=size**-0.5, window=window, soft_cap=soft_cap)
-            yield f"{title}, window {window}", both(attend, query, cache, pages, *places)
+            yield (
+                f"{title}, window {window}",
+                both(attend, query, (cache, cache_there), (pages, pages_there), *places),
+            )
 
 
 def rows(name: str, sides: Sides) -> Found:

@@ -6,10 +6,10 @@
 #   benchmarks/gpu/run.sh plan                    what is measured, in which order, for how long
 #
 # Each call goes on where the last one ended: what is built is not built again, and what has been
-# measured is not measured again (RETRY=1: what failed is). MINUTES limits one call (9), and nothing
-# is started that might not be done by then. Numbers and all output are in build/gpu/results, and
-# what matters of them in $OUT, if that is set. ARCHITECTURE, DEVICE and MODEL are the options of the
-# same name, for a machine without a GPU.
+# measured is not measured again. MINUTES limits one call (9), and nothing is started that might not
+# be done by then. Numbers and all output are in build/gpu/results, and what matters of them in $OUT,
+# if that is set. OPTIONS are more of benchmarks/gpu/measure.py: --retry for what has failed, or
+# --device cpu; ARCHITECTURE is that of a machine without a GPU.
 set -eu
 export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 TOKENIZERS_PARALLELISM=false
 cd "$(dirname "$0")/../.."
@@ -19,7 +19,7 @@ all=$((${MINUTES:-9} * 60))
 measure() {
   left=$((all - $(date +%s) + begin))
   build/gpu/venv/bin/python -m benchmarks.gpu.measure --minutes "$((left / 60)).$((left % 60 * 10 / 60))" \
-    ${DEVICE:+--device "$DEVICE"} ${MODEL:+--model "$MODEL"} ${RETRY:+--retry} "$@"
+    ${OPTIONS:-} "$@"
 }
 
 [ $# -gt 0 ] || set -- build all

@@ -30,11 +30,13 @@ from benchmarks.gpu import (
     report,
     sanitizer,
     schedule,
+    table,
 )
 from benchmarks.gpu.measurements import Log, Measurement, Outcome, run, sentence_of
 from benchmarks.gpu.plan import BENCH, BITS, BUILD_SECONDS, Plan
 from benchmarks.gpu.results import LOG_BYTES, Results
 from distribution.pristine import pristine_text
+from tests.emulated_gpu.device import GPU, emulated_gpu
 from vllm.fork_ops.portable_product import portable_product
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -540,6 +542,39 @@ def test_the_tables_say_what_differs_and_what_was_not_run() -> None:
     ]  # fmt: skip
 
 
+def test_the_page_has_the_table_of_what_was_measured() -> None:
+    """As `python -m benchmarks.gpu.table` writes it."""
+    text = table.PAGE.read_text()
+    assert table.page(text) == text
+
+
+def test_the_table_has_the_date_and_the_gpu_of_each_figure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(table, "MEASURED", tmp_path)
+    empty = [line.split(" | ")[-1] for line in table.table().splitlines()[2:]]
+    assert set(empty) == {" |"}
+    layer = ("qkv", "o", "gate_up", "down")
+    times = {f"{matrix}, 1": {"portable": 3.0, "torch": 2.0} for matrix in layer}
+    results = Results({"device": "NVIDIA H100"}, tmp_path)
+    for one in (
+        done("self-check", {"equal": 7, "of": 9, "differing": ["a", "b"]}),
+        done("real shapes", None, "it was ended by SIGSEGV"),
+        done("products, 8B", times, "it was ended after 150 seconds"),
+        done("engine, 8B, plain", {"1": 100.0, "8": 400.0}),
+        done("engine, 8B, deterministic", {"1": 80.0}),
+    ):
+        results.add(one)
+    lines = table.table().splitlines()
+    assert lines[0].endswith("| measured, NVIDIA H100 |")
+    figures = {line.split(" | ")[0]: line.split(" | ")[-1] for line in lines[2:]}
+    assert {what: figure for what, figure in figures.items() if figure != " |"} == {
+        "| bits: the start-up check": "7 of 9 (2026-11-23) |",
+        "| time of a layer's products / cuBLAS, 1 row": "1.50 (2026-11-23) |",
+        "| time of an engine / the plain one, 1 answer at once": "1.25 (2026-11-23) |",
+    }
+
+
 # --- bits ----------------------------------------------------------------------------------------
 def test_every_operation_of_the_start_of_an_engine_has_its_bits_here() -> None:
     found = digests.self_check("cpu")
@@ -610,6 +645,21 @@ def test_real_shapes_find_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert vocabulary["differences"]["vocabulary"] == {
         "error": "RuntimeError: an illegal memory access was encountered"
     }
+
+
+def test_real_shapes_on_an_emulated_gpu(
+    monkeypatch: pytest.MonkeyPatch, emulated_library: Path
+) -> None:
+    """The kernels themselves, on tensors of a GPU."""
+    monkeypatch.setattr(real_shapes, "ROWS", (1, 17))
+    monkeypatch.setattr(real_shapes, "ROWS_WITH_DIGITS", (1, 17))
+    monkeypatch.setattr(real_shapes, "REQUESTS", {"all": [(1100, 1), (40, 40)]})
+    with emulated_gpu() as gpu:
+        (*_, last) = real_shapes.compare("tiny", GPU)
+        assert gpu.calls["portable_digits_product"] == 6
+        assert gpu.calls["portable_attention"] == 2
+    assert last["differing"] == []
+    assert last["equal"] >= 30
 
 
 def test_what_the_sanitizer_says() -> None:
