@@ -79,7 +79,7 @@ class Plan:
 
     def _model_bits(self, way: str, dtype: str) -> Measurement:
         expected = 30 if way == "attached" else 60
-        name = f"{way}, {dtype}"
+        name = f"logits: {way}, {dtype}"
         return self._bits(name, "model_bits", way, "--dtype", dtype, expected=expected, limit=120)
 
     def _bits(

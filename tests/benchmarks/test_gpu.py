@@ -457,8 +457,9 @@ def test_what_matters_fits_into_half_an_hour() -> None:
     found = schedule.planned(plan.measurements(), [540.0] * 3, BUILD_SECONDS)
     first = [one for one in found if one.measurement.name in plan.first()]
     assert [one.measurement.name for one in first] == [
-        *("self-check", "real shapes", "memcheck", "racecheck", "attached, bfloat16"),
-        *("engine, bfloat16", "graphs, bfloat16", "exact, bfloat16", "draws and penalties"),
+        *("self-check", "real shapes", "memcheck", "racecheck", "logits: attached, bfloat16"),
+        *("logits: engine, bfloat16", "logits: graphs, bfloat16", "exact, bfloat16"),
+        "draws and penalties",
         *("products, 8B", "attention, 8B", "model, 8B", "engine, 8B, plain"),
         *("engine, 8B, deterministic", "engine, 8B, deterministic, eager"),
     ]
@@ -516,13 +517,13 @@ NOT_RUN = "not run: call again"
 
 
 def test_the_tables_say_what_differs_and_what_was_not_run() -> None:
-    names = [*OUTCOMES, "engine, float16", "products, 8B", "server, 1B, hf_compat"]
-    names.sort(key=lambda name: name in ("engine, float16",))
+    names = [*OUTCOMES, "logits: engine, float16", "products, 8B", "server, 1B, hf_compat"]
     bits, kernels, answers = report.tables(names, OUTCOMES.get)
     assert rows_of(bits) == [
         ["operations", "5", "9", "a; b; c and 1 more", "1.0"],
         ["self-check", "-", "-", "RuntimeError: no GPU", "-"],
         ["memcheck", "3", "4", "x; it was ended after 9 seconds", "1.0"],
+        ["logits: engine, float16", "-", "-", NOT_RUN, "-"],
     ]
     assert rows_of(kernels) == [
         ["products, 1B", "qkv, 1", "3.0", "2.0", "1.50"],
@@ -538,7 +539,6 @@ def test_the_tables_say_what_differs_and_what_was_not_run() -> None:
         ["server, 1B, plain", *["-"] * 5, "it was ended after 300 seconds"],
         ["server, 1B, exact", "100", "700", "4,000", "50,000", "31.0", ""],
         ["server, 1B, hf_compat", *["-"] * 5, NOT_RUN],
-        ["engine, float16", *["-"] * 5, NOT_RUN],
     ]  # fmt: skip
 
 
