@@ -13,14 +13,13 @@ import argparse
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from rich.console import Console, RenderableType
 
-from benchmarks.gpu.measurements import Measurement
 from benchmarks.gpu.plan import BENCH, BITS, BUILD_SECONDS, Plan
 from benchmarks.gpu.report import plan_table, tables
 from benchmarks.gpu.results import FOLDER, Results
@@ -61,20 +60,22 @@ def main() -> None:
         return
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.exit("error: PyTorch finds no GPU here: run this on a GPU machine, or --device cpu.")
-    measure(measurements, options.device, 60 * options.minutes, options.retry)
-
-
-def measure(measurements: Sequence[Measurement], device: str, seconds: float, retry: bool) -> None:
-    """Run what was not run, and print the tables of all that was."""
     out = os.environ.get("OUT")
-    results = Results(environment(torch.device(device)), FOLDER, Path(out) if out else None)
-    run_all(measurements, results, seconds, retry=retry)
-    found = list(tables([one.name for one in measurements], results.of))
-    results.keep("tables.txt", text_of(found))
-    print(text_of(found))
+    machine = environment(torch.device(options.device))
+    results = Results(machine, FOLDER, Path(out) if out else None)
+    run_all(measurements, results, 60 * options.minutes, retry=options.retry)
+    text = text_of(tables(told(plan, results), results.of))
+    results.keep("tables.txt", text)
+    print(text)
 
 
-def text_of(found: Sequence[RenderableType]) -> str:
+def told(plan: Plan, results: Results) -> list[str]:
+    """Return the names of what was run, in any call, and of what comes first."""
+    names = [one.name for one in plan.measurements()]
+    return [name for name in names if results.of(name) is not None or name in plan.first()]
+
+
+def text_of(found: Iterable[RenderableType]) -> str:
     """Return tables as text."""
     console = Console(width=120, file=io.StringIO())
     for one in found:

@@ -85,7 +85,7 @@ def kernels_table(names: Sequence[str], find: Find) -> Table:
 def engines_table(names: Sequence[str], find: Find) -> Table:
     """Return tokens per second of engines and servers, and what they are beside plain ones."""
     titles = [f"{count} at once" for count in BATCHES]
-    table = Table(whole("tokens/s (of plain)"), *titles, "reading", "start, s",
+    table = Table(whole("tokens/s (of plain)"), *map(whole, [*titles, "reading", "start, s"]),
                   "why there is nothing", title="answers")  # fmt: skip
     for name in names:
         outcome = find(name)

@@ -16,6 +16,7 @@ from vllm.fork.flags import ForkFlags
 from vllm.hf_numerics import engine_args as hf_engine_args
 from vllm.hf_numerics import row_linear
 from vllm.hf_numerics.row_linear import RowPlan
+from vllm.platforms.interface import UnspecifiedPlatform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 pytestmark = pytest.mark.usefixtures("emulated_library")
@@ -35,6 +36,9 @@ class Platform:
 
     def is_cuda(self) -> bool:
         return True
+
+    def is_unspecified(self) -> bool:
+        return False
 
     def has_device_capability(self, capability: int) -> bool:
         return self._capability >= capability
@@ -98,6 +102,13 @@ def test_graphs_of_compiled_code_are_refused(monkeypatch: pytest.MonkeyPatch, mo
 def test_an_old_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"needs a GPU of compute capability 8\.0 or later"):
         prepared(monkeypatch, 75)
+
+
+def test_a_machine_without_a_device_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_args, "current_platform", UnspecifiedPlatform())
+    args = EngineArgs(str(MODEL), deterministic=True, dtype="bfloat16")
+    with pytest.raises(ValueError, match=r"finds no device.*install with VLLM_TARGET_DEVICE=cpu"):
+        engine_args.prepare_engine_args(args, ForkFlags.from_engine_args(args))
 
 
 def test_a_library_without_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

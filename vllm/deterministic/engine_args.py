@@ -122,9 +122,15 @@ def _check_platform() -> None:
     """Refuse what there are no kernels for.
 
     Raises:
-        ValueError: another platform than x86-64 CPUs and NVIDIA GPUs, or an old GPU.
+        ValueError: no device, another one than x86-64 CPUs and NVIDIA GPUs, or an old GPU.
         RuntimeError: the library was built without what the platform needs.
     """
+    if current_platform.is_unspecified():
+        raise ValueError(
+            "deterministic=True: vLLM finds no device that this installation is for: on a machine "
+            "without a GPU, install with VLLM_TARGET_DEVICE=cpu; on one with a GPU, see whether "
+            "nvidia-smi finds it."
+        )
     if not (current_platform.is_cpu() or current_platform.is_cuda()):
         raise ValueError(
             "deterministic=True runs on CPUs and on NVIDIA GPUs, and not on "
