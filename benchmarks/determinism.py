@@ -204,7 +204,7 @@ def in_order(rows: list[Row]) -> list[Row]:
 
 
 def main() -> None:
-    from vllm.parity.setting import machine
+    from vllm.parity.machine import machine
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", type=Path, default=BUNDLED)

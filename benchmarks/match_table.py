@@ -28,7 +28,8 @@ from benchmarks.match_report import MODES, MatchRow, as_markdown, compare_sides
 from tools.make_int8_model import FORMATS, make_int8_model
 from tools.make_random_model import make_random_model
 from tools.model_shapes import SHAPES
-from vllm.parity.setting import DTYPES, machine
+from vllm.parity.machine import machine
+from vllm.parity.setting import DTYPES
 
 ROOT = Path(__file__).resolve().parent.parent
 BUNDLED = "tiny-python-llama"

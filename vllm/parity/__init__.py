@@ -6,12 +6,14 @@
 * :mod:`.drift` - how far hidden states are apart, layer by layer.
 * :mod:`.causes` - what makes the difference, and the flag that removes it.
 * :mod:`.report` - all of it, as JSON.
-* :mod:`.recording` - answers of one machine, to compare with another's.
-* :mod:`.terminal`, :mod:`.html` - for reading.
+* :mod:`.recording` - answers of one machine, on file; :mod:`.machine` - what it is.
+* :mod:`.recordings` - those of two machines compared.
+* :mod:`.terminal`, :mod:`.html`, :mod:`.recordings_html` - for reading.
 * :mod:`.cli` - the command.
 """
 
-from vllm.parity.recording import compare_recordings, record
+from vllm.parity.recording import record
+from vllm.parity.recordings import compare_recordings
 from vllm.parity.report import compare_with_hf
 from vllm.parity.setting import Setting
 

@@ -58,5 +58,5 @@ def _of_operation(operation: str | None) -> tuple[str, str]:
 
 def _gap(comparison: Comparison) -> float:
     """Return how far apart Hugging Face's probabilities of the two chosen tokens are."""
-    chosen = [one.probability_hf or 0.0 for one in comparison.candidates if one.chosen_by]
+    chosen = [one.probability_a or 0.0 for one in comparison.candidates if one.chosen_by]
     return max(chosen, default=0.0) - min(chosen, default=0.0)

@@ -64,6 +64,9 @@ class ParitySubcommand(CLISubcommand):
             "--side", default="hf_compat", help="to record: hf, or a mode of the engine"
         )
         parser.add_argument("--output", type=Path, default=Path("parity.json"), help="of record")
+        parser.add_argument(
+            "--candidates", type=int, default=10, help="tokens of each step to record, up to 20"
+        )
         return parser
 
 
@@ -76,14 +79,26 @@ def _run(words: list[str], args: argparse.Namespace) -> None:
     from rich.console import Console
     from transformers.utils import logging as transformers_logging
 
-    from vllm.parity import compare_recordings, compare_with_hf, html, record, terminal
+    from vllm.parity import (
+        compare_recordings,
+        compare_with_hf,
+        html,
+        record,
+        recordings_html,
+        terminal,
+    )
 
     transformers_logging.set_verbosity_error()
     console = Console()
     if words[:1] == ["compare"]:
         if len(words) != 3:
             raise ValueError("compare takes two files: vllm parity compare A B.")
-        terminal.show_recordings(compare_recordings(*words[1:]), console)
+        compared = compare_recordings(*words[1:])
+        terminal.show_recordings(compared, console)
+        if args.json:
+            args.json.write_text(compared.as_json() + "\n")
+        if args.html:
+            args.html.write_text(recordings_html.page(compared))
         return
     is_recording = words[:1] == ["record"]
     names = words[1:] if is_recording else words
@@ -92,7 +107,7 @@ def _run(words: list[str], args: argparse.Namespace) -> None:
     dtypes = args.dtypes.split(",")
     setting = _setting(names, dtypes[0], args)
     if is_recording:
-        record(setting, args.side, args.output)
+        record(setting, args.side, args.output, args.candidates)
         console.print(f"written: {args.output}")
         return
     report = compare_with_hf(setting, args.modes.split(","), dtypes)

@@ -18,14 +18,15 @@ class Candidate:
 
     Attributes:
         token_id: of it.
-        probability_hf: that Hugging Face's model gives it; None if it is not among the likeliest.
-        probability_engine: likewise.
-        chosen_by: "hf", "engine" or "".
+        probability_a: that the first side gives it (Hugging Face, where that is one); None if it is
+            not among the likeliest that are known.
+        probability_b: likewise, the second side.
+        chosen_by: "a", "b" or "".
     """
 
     token_id: int
-    probability_hf: float | None
-    probability_engine: float | None
+    probability_a: float | None
+    probability_b: float | None
     chosen_by: str
 
 
@@ -77,22 +78,22 @@ def first_difference(a: list[int], b: list[int]) -> int | None:
     return None if len(a) == len(b) else min(len(a), len(b))
 
 
-def candidates(hf: Answer, engine: Answer, step: int) -> list[Candidate]:
+def candidates(a: Answer, b: Answer, step: int, count: int = NUM_CANDIDATES) -> list[Candidate]:
     """Return the tokens that either side finds likeliest at a step, and those chosen."""
-    sides = [one.logprobs[step] if step < len(one.logprobs) else {} for one in (hf, engine)]
-    chosen = [one.tokens[step] if step < len(one.tokens) else None for one in (hf, engine)]
-    ranked = [sorted(side, key=side.__getitem__, reverse=True)[:NUM_CANDIDATES] for side in sides]
+    sides = [one.logprobs[step] if step < len(one.logprobs) else {} for one in (a, b)]
+    chosen = [one.tokens[step] if step < len(one.tokens) else None for one in (a, b)]
+    ranked = [sorted(side, key=side.__getitem__, reverse=True)[:count] for side in sides]
     ids = dict.fromkeys([*(t for t in chosen if t is not None), *ranked[0], *ranked[1]])
     likeliest = sorted(ids, key=lambda t: -max(side.get(t, -math.inf) for side in sides))
     return [
         Candidate(
             token_id=token,
-            probability_hf=_probability(sides[0], token),
-            probability_engine=_probability(sides[1], token),
-            chosen_by="hf" if token == chosen[0] else "engine" if token == chosen[1] else "",
+            probability_a=_probability(sides[0], token),
+            probability_b=_probability(sides[1], token),
+            chosen_by="a" if token == chosen[0] else "b" if token == chosen[1] else "",
         )
         for token in likeliest
-        if token in chosen or len(ids) <= NUM_CANDIDATES or token in ranked[0]
+        if token in chosen or len(ids) <= count or token in ranked[0]
     ]
 
 

@@ -19,10 +19,10 @@ body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem
 table { border-collapse: collapse; margin: 1rem 0 } th, td { padding: .25rem .7rem;
        border-bottom: 1px solid #ddd; text-align: right }
 th:first-child, td:first-child { text-align: left }
-tr.hf td { background: #e7f1e7 } tr.engine td { background: #f8e6e2 } svg text { font-size: 11px }
+tr.a td { background: #e7f1e7 } tr.b td { background: #f8e6e2 } svg text { font-size: 11px }
 @media (prefers-color-scheme: dark) { body { color: #ddd; background: #181818 }
-       th, td { border-color: #444 } tr.hf td { background: #20361f }
-       tr.engine td { background: #43241d } svg text { fill: #ccc } }
+       th, td { border-color: #444 } tr.a td { background: #20361f }
+       tr.b td { background: #43241d } svg text { fill: #ccc } }
 """
 
 
@@ -48,13 +48,19 @@ def page(report: Report) -> str:
         _histogram(report),
         *(_candidates(report, run) for run in report.runs),
     ]
+    return document(title, body)
+
+
+def document(title: str, body: Sequence[str]) -> str:
+    """Return a page of its own with a title, of parts that are HTML."""
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{escape(title)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{_STYLE}</style><body>{''.join(body)}</body></html>\n"
     )
 
 
-def _table(header: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
+def table(header: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]]) -> str:
     """Return a table; each row has a class and its cells."""
     head = "".join(f"<th>{escape(name)}</th>" for name in header)
     body = "".join(
@@ -87,7 +93,7 @@ def _summary(report: Report) -> str:
         "largest difference",
         "first layer to differ",
     )
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def _candidates(report: Report, run: Run) -> str:
@@ -101,15 +107,15 @@ def _candidates(report: Report, run: Run) -> str:
                 (
                     str(candidate.token_id),
                     repr(report.token_texts[candidate.token_id]),
-                    percent(candidate.probability_hf),
-                    percent(candidate.probability_engine),
+                    percent(candidate.probability_a),
+                    percent(candidate.probability_b),
                 ),
             )
             for candidate in one.candidates
         ]
         heading = f"{run.name}: token {one.first_difference} after {prompt!r}"
         parts.append(f"<h3>{escape(heading)}</h3>")
-        parts.append(_table(("id", "token", "Hugging Face", "this vLLM"), rows))
+        parts.append(table(("id", "token", "Hugging Face", "this vLLM"), rows))
     return "".join(parts)
 
 

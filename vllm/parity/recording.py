@@ -10,27 +10,91 @@ from typing import Any
 
 import numpy as np
 
-from vllm.parity.differences import first_difference
-from vllm.parity.setting import MODES, Setting, machine
-from vllm.parity.sides import Answer, HuggingFace, engine, engine_answers
+from vllm.parity.machine import machine
+from vllm.parity.setting import MODES, Setting
+from vllm.parity.sides import NUM_LOGPROBS, Answer, HuggingFace, engine, engine_answers
 
-FORMAT = 1
+FORMAT = 2
 SIDES = ("hf", *MODES)
 
+NUM_CANDIDATES = 10
+"""Tokens of each step that are kept, the likeliest, unless another number is asked for."""
 
-def record(setting: Setting, side: str, path: str | Path) -> None:
-    """Write what a side answers: tokens, logprobs, and digests of each step's logits.
+
+@dataclass(frozen=True)
+class Recording:
+    """What a side has answered.
+
+    Attributes:
+        side: of `SIDES`.
+        setting: what was asked, see `Setting`.
+        machine: see `machine`.
+        prompts: their token ids.
+        answers: with the likeliest tokens of each step, and without logits.
+        digests: of each step's logits, for each answer; None where the engine gave no logits.
+        token_texts: of all tokens that are kept.
+    """
+
+    side: str
+    setting: dict[str, Any]
+    machine: dict[str, Any]
+    prompts: list[list[int]]
+    answers: list[Answer]
+    digests: list[list[str] | None]
+    token_texts: dict[int, str]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what the file holds."""
+        return {
+            "format": FORMAT,
+            "side": self.side,
+            "setting": self.setting,
+            "machine": self.machine,
+            "prompts": self.prompts,
+            "answers": [
+                {"tokens": one.tokens, "logprobs": [_pairs(step) for step in one.logprobs],
+                 "logits_digests": digests}
+                for one, digests in zip(self.answers, self.digests, strict=True)
+            ],
+            "token_texts": self.token_texts,
+        }  # fmt: skip
+
+    @staticmethod
+    def read(path: str | Path) -> Recording:
+        """Read a file.
+
+        Raises:
+            ValueError: it is no recording.
+        """
+        try:
+            found: dict[str, Any] = json.loads(Path(path).read_text())
+            if found["format"] == FORMAT:
+                return _of_json(found)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            pass
+        raise ValueError(
+            f"{path} is no recording of this version: make one with `vllm parity record`."
+        )
+
+
+def record(
+    setting: Setting, side: str, path: str | Path, num_candidates: int = NUM_CANDIDATES
+) -> None:
+    """Write what a side answers: tokens, the likeliest ones, and digests of each step's logits.
 
     Args:
         setting: what is asked.
         side: "hf", or a mode of the engine.
         path: of a JSON file.
+        num_candidates: how many tokens of each step are kept with their logprobs, the likeliest.
 
     Raises:
-        ValueError: there is no such side.
+        ValueError: there is no such side, or there are fewer or more candidates than 1 to 20.
     """
     if side not in SIDES:
         raise ValueError(f"side={side!r} is none of {', '.join(SIDES)}.")
+    if not 1 <= num_candidates <= NUM_LOGPROBS:
+        raise ValueError(f"candidates={num_candidates} must be 1 to {NUM_LOGPROBS}.")
     hf = HuggingFace(setting)
     prompts = hf.prompt_ids()
     if side == "hf":
@@ -38,23 +102,12 @@ def record(setting: Setting, side: str, path: str | Path) -> None:
     else:
         with engine(setting, side, max(map(len, prompts))) as llm:
             answers = engine_answers(llm, setting, prompts)
-    found = {
-        "format": FORMAT,
-        "side": side,
-        "setting": setting.as_json(),
-        "machine": machine(),
-        "prompts": prompts,
-        "answers": [_as_json(answer) for answer in answers],
-    }
-    Path(path).write_text(json.dumps(found, indent=1) + "\n")
-
-
-def _as_json(answer: Answer) -> dict[str, Any]:
-    digests = None
-    if answer.logits is not None:
-        digests = logits_digests(answer.logits)
-    chosen = [step[token] for step, token in zip(answer.logprobs, answer.tokens, strict=True)]
-    return {"tokens": answer.tokens, "logprobs": chosen, "logits_digests": digests}
+    kept = [_shortened(answer, num_candidates) for answer in answers]
+    tokens = sorted({token for one in kept for step in one.logprobs for token in step})
+    digests = [None if one.logits is None else logits_digests(one.logits) for one in answers]
+    texts = {token: hf.tokenizer.decode([token]) for token in tokens}
+    found = Recording(side, setting.as_json(), machine(), prompts, kept, digests, texts)
+    Path(path).write_text(json.dumps(found.as_json()) + "\n")
 
 
 def logits_digests(logits: np.ndarray) -> list[str]:
@@ -62,83 +115,26 @@ def logits_digests(logits: np.ndarray) -> list[str]:
     return [hashlib.sha256(row.tobytes()).hexdigest()[:16] for row in logits]
 
 
-@dataclass(frozen=True)
-class RecordingsCompared:
-    """What two recordings have in common.
-
-    Attributes:
-        facts: those of the machines and settings that differ: name to both values.
-        num_answers: of each recording.
-        first_differences: for each answer the step at which they part, None if they do not.
-        num_equal_steps: steps whose logits have the same bits; None where one has no logits.
-        num_steps: of how many.
-        max_logprob_difference: of the tokens that both chose.
-    """
-
-    facts: dict[str, tuple[Any, Any]]
-    num_answers: int
-    first_differences: list[int | None]
-    num_equal_steps: int | None
-    num_steps: int
-    max_logprob_difference: float
-
-    @property
-    def num_equal(self) -> int:
-        """Answers that are equal to the last token."""
-        return self.first_differences.count(None)
+def _shortened(answer: Answer, count: int) -> Answer:
+    """Return an answer with the likeliest tokens of each step, and the chosen one."""
+    steps = []
+    for token, step in zip(answer.tokens, answer.logprobs, strict=True):
+        ranked = sorted(step, key=step.__getitem__, reverse=True)[:count]
+        steps.append({one: step[one] for one in dict.fromkeys([*ranked, token])})
+    return Answer(answer.tokens, steps)
 
 
-def compare_recordings(a: str | Path, b: str | Path) -> RecordingsCompared:
-    """Compare two files of `record`.
+def _pairs(step: dict[int, float]) -> list[tuple[int, float]]:
+    return list(step.items())
 
-    Raises:
-        ValueError: a file is no recording, or they have other prompts.
-    """
-    one, other = _read(a), _read(b)
-    if one["prompts"] != other["prompts"]:
-        raise ValueError(f"{a} and {b} answer different prompts: record both with the same ones.")
-    pairs = list(zip(one["answers"], other["answers"], strict=True))
-    firsts = [first_difference(x["tokens"], y["tokens"]) for x, y in pairs]
-    steps = [
-        (_step(x, i), _step(y, i))
-        for (x, y), first in zip(pairs, firsts, strict=True)
-        for i in range(len(x["tokens"]) if first is None else first)
+
+def _of_json(found: dict[str, Any]) -> Recording:
+    answers = [
+        Answer(one["tokens"], [dict(map(tuple, step)) for step in one["logprobs"]])
+        for one in found["answers"]
     ]
-    has_logits = all(digest is not None for pair in steps for _, digest in pair)
-    return RecordingsCompared(
-        facts=_different_facts(one, other),
-        num_answers=len(pairs),
-        first_differences=firsts,
-        num_equal_steps=sum(x[1] == y[1] for x, y in steps) if has_logits else None,
-        num_steps=len(steps),
-        max_logprob_difference=max((abs(x[0] - y[0]) for x, y in steps), default=0.0),
+    digests = [one["logits_digests"] for one in found["answers"]]
+    texts = {int(token): text for token, text in found["token_texts"].items()}
+    return Recording(
+        found["side"], found["setting"], found["machine"], found["prompts"], answers, digests, texts
     )
-
-
-def _step(answer: dict[str, Any], i: int) -> tuple[float, str | None]:
-    """Return the logprob of the chosen token, and the digest of the logits, if there is one."""
-    digests = answer["logits_digests"]
-    return answer["logprobs"][i], None if digests is None else digests[i]
-
-
-def _different_facts(one: dict[str, Any], other: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return what the two were recorded with, as far as it differs."""
-    flat = [
-        {"side": found["side"]}
-        | {f"{part}: {name}": value for part in ("machine", "setting") for name, value in
-           found[part].items()}
-        for found in (one, other)
-    ]  # fmt: skip
-    names = flat[0] | flat[1]
-    pairs = {name: (flat[0].get(name), flat[1].get(name)) for name in names}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def _read(path: str | Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(Path(path).read_text())
-        if found["format"] == FORMAT:
-            return found
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    raise ValueError(f"{path} is no recording of this version: make one with `vllm parity record`.")

@@ -15,7 +15,8 @@ from vllm.parity import drift
 from vllm.parity.causes import likely_cause
 from vllm.parity.differences import Comparison, compare, first_difference
 from vllm.parity.drift import LayerDrift
-from vllm.parity.setting import MODES, Setting, machine
+from vllm.parity.machine import machine
+from vllm.parity.setting import MODES, Setting
 from vllm.parity.sides import Answer, HuggingFace, engine, engine_answers
 
 NUM_DRIFT_TOKENS = 16
@@ -84,7 +85,7 @@ class Report:
 
     Attributes:
         setting: of the first dtype.
-        machine: see `setting.machine`.
+        machine: see `machine.machine`.
         token_texts: of the tokens at first differences.
         hf_drift: for each dtype, how far Hugging Face with a KV cache is from itself without one,
             and padded beside a text of twice the length from itself alone (`CACHED`, `PADDED`): of

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import platform
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
-import transformers
-
-import vllm
 
 MODES = ("upstream", "hf_compat", "exact", "deterministic")
 """Ways to run the engine: without flags, with ``hf_compat=True``, with ``hf_compat="exact"``, with
@@ -76,24 +70,3 @@ def bundled_model() -> str:
     if not folder.is_dir():
         raise ValueError("a wheel has no bundled model: name a model, or install with `-e`.")
     return str(folder)
-
-
-def machine() -> dict[str, str | int]:
-    """Return what bits may depend on beside model and tokens."""
-    return {
-        "cpu": _cpu_name(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "vllm": vllm.__version__,
-        "python": platform.python_version(),
-    }
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())

@@ -26,6 +26,7 @@ NUM_LOGPROBS = 20
 """Tokens of each step whose logprobs are kept where the logits are not: vLLM's own limit."""
 
 _SMALLEST_BLOCK = 16
+_INSECURE = "VLLM_ALLOW_INSECURE_SERIALIZATION"
 
 FLAGS: dict[str, dict[str, Any]] = {
     "upstream": {},
@@ -113,24 +114,39 @@ def engine(setting: Setting, mode: str, num_tokens: int) -> Iterator[LLM]:
     """
     from vllm import LLM
 
-    # Functions are sent to the worker that hold the hidden states; it is this process's own.
-    os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     length = num_tokens + setting.max_new_tokens + 1
     blocks = len(setting.prompts) * -(-length // _SMALLEST_BLOCK) + 1  # memory for these alone
-    llm = LLM(
-        setting.model,
-        dtype=setting.dtype,
-        max_model_len=length,
-        max_num_batched_tokens=max(2048, length),  # prompts in one piece
-        enforce_eager=True,
-        enable_prefix_caching=False,
-        num_gpu_blocks_override=blocks,
-        **FLAGS[mode],
-    )
+    with _functions_are_sent():
+        llm = LLM(
+            setting.model,
+            dtype=setting.dtype,
+            max_model_len=length,
+            max_num_batched_tokens=max(2048, length),  # prompts in one piece
+            enforce_eager=True,
+            enable_prefix_caching=False,
+            num_gpu_blocks_override=blocks,
+            **FLAGS[mode],
+        )
+        try:
+            yield llm
+        finally:
+            llm.llm_engine.engine_core.shutdown()
+
+
+@contextmanager
+def _functions_are_sent() -> Iterator[None]:
+    """Let functions be sent to the worker for a while: those that hold the hidden states, whose
+    worker is this process's own.
+    """
+    before = os.environ.get(_INSECURE)
+    os.environ[_INSECURE] = "1"
     try:
-        yield llm
+        yield
     finally:
-        llm.llm_engine.engine_core.shutdown()
+        if before is None:
+            del os.environ[_INSECURE]
+        else:
+            os.environ[_INSECURE] = before
 
 
 def engine_answers(llm: LLM, setting: Setting, prompts: list[list[int]]) -> list[Answer]:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from vllm.parity.differences import percent
 from vllm.parity.drift import LOGITS, LayerDrift
-from vllm.parity.recording import RecordingsCompared
+from vllm.parity.recordings import Parting, RecordingsCompared, distances, fact, summary
 from vllm.parity.report import Report, Run
 
 MAX_DIFFERENCES = 3
@@ -30,23 +30,38 @@ def show(report: Report, console: Console) -> None:
 
 
 def show_recordings(compared: RecordingsCompared, console: Console) -> None:
-    """Print what two recordings have in common."""
-    table = Table(title="two recordings")
-    table.add_column("", justify="left")
-    table.add_column("A")
-    table.add_column("B")
-    for name, (one, other) in compared.facts.items():
-        table.add_row(escape(name), escape(str(one)), escape(str(other)))
+    """Print what two recordings have in common, and where each answer parts that does."""
+    table = Table()
+    table.add_column("differs", justify="left")
+    table.add_column("A", overflow="fold")
+    table.add_column("B", overflow="fold")
+    for name, pair in compared.facts.items():
+        table.add_row(escape(name), *(escape(fact(one)) for one in pair))
     if compared.facts:
         console.print(table)
-    console.print(f"answers equal: {compared.num_equal} of {compared.num_answers}")
-    if compared.num_equal_steps is None:
-        console.print("logits: one of the two has none")
-    else:
-        console.print(
-            f"logits with the same bits: {compared.num_equal_steps} of {compared.num_steps} steps"
+    for one in compared.partings:
+        prompt = one.text.encode("unicode_escape").decode()
+        title = f"prompt {one.prompt}, token {one.step} after {prompt:.60}"
+        console.print(f"\n[bold]{escape(title)}[/bold]\n{distances(one)}")
+        console.print(_parting(one, compared.token_texts))
+    for line in summary(compared):
+        console.print(line)
+
+
+def _parting(one: Parting, texts: dict[int, str]) -> Table:
+    """Return the candidates; `<` stands by those that were chosen."""
+    table = Table()
+    for name in ("id", "token", "A", "B"):
+        table.add_column(name, justify="left" if name == "token" else "right")
+    for found in one.candidates:
+        table.add_row(
+            str(found.token_id),
+            escape(repr(texts[found.token_id])),
+            percent(found.probability_a) + (" <" if found.chosen_by == "a" else "  "),
+            percent(found.probability_b) + (" <" if found.chosen_by == "b" else "  "),
+            style={"a": "green", "b": "red"}.get(found.chosen_by, ""),
         )
-    console.print(f"largest difference of a logprob: {compared.max_logprob_difference:.3g}")
+    return table
 
 
 def _summary(report: Report) -> Table:
@@ -85,12 +100,12 @@ def _candidates(report: Report, run: Run, index: int) -> Table:
     for name in ("id", "token", "Hugging Face", "this vLLM"):
         table.add_column(name, justify="left" if name == "token" else "right")
     for one in comparison.candidates:
-        style = {"hf": "green", "engine": "red"}.get(one.chosen_by, "")
+        style = {"a": "green", "b": "red"}.get(one.chosen_by, "")
         table.add_row(
             str(one.token_id),
             escape(repr(report.token_texts[one.token_id])),
-            percent(one.probability_hf) + (" <" if one.chosen_by == "hf" else "  "),
-            percent(one.probability_engine) + (" <" if one.chosen_by == "engine" else "  "),
+            percent(one.probability_a) + (" <" if one.chosen_by == "a" else "  "),
+            percent(one.probability_b) + (" <" if one.chosen_by == "b" else "  "),
             style=style,
         )
     return table
