@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from vllm.fork import server_flags
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.engine.arg_utils import EngineArgs
@@ -168,3 +170,4 @@ def add_cli_args(parser: argparse.ArgumentParser) -> None:
             metavar="|".join(spec.modes) or None,
             help=spec.help,
         )
+    server_flags.add_cli_args(group)

@@ -1,32 +1,29 @@
-"""The OpenAI server's completion endpoints, with HF's parameter names (`body.GenerationFields`).
+"""The bodies of the OpenAI server's completion endpoints, with HF's names (`GenerationFields`).
 
-With hf_compat the routes that take a ``CompletionRequest`` or a ``ChatCompletionRequest`` take a
-subclass that has HF's fields too, so that they are checked, documented in ``/openapi.json`` and
-never ignored. Without the flag nothing here is used.
+With hf_compat the routes that take upstream's bodies take these subclasses (`routes`), so that HF's
+fields are checked, documented in ``/openapi.json`` and never ignored.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
-from argparse import Namespace
-from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar
 
-from fastapi import FastAPI, Request
-from fastapi.routing import APIRoute
 from pydantic import model_validator
 
-from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.chat_completion.protocol import (
+    BatchChatCompletionRequest,
+    ChatCompletionRequest,
+)
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.engine.protocol import OpenAIBaseModel
 from vllm.exceptions import VLLMValidationError
 from vllm.hf_compat.body import LENGTHS, BodyFields, GenerationFields, attach_body
+from vllm.renderers.chat_utils import ChatCompletionMessageParam
 from vllm.sampling_params import SamplingParams
 
 
-class HFRequestBody(GenerationFields, OpenAIBaseModel):
-    """What both endpoints add to upstream's body; upstream's fields keep their meaning."""
+class HFNames(GenerationFields, OpenAIBaseModel):
+    """HF's fields in a body that has upstream's too, which keep their meaning."""
 
     field_names: ClassVar[set[str] | None] = None  # upstream's cache of them is per class
 
@@ -53,6 +50,10 @@ class HFRequestBody(GenerationFields, OpenAIBaseModel):
                 parameter="num_return_sequences",
             )
         return {**data, "n": number}
+
+
+class HFRequestBody(HFNames):
+    """What the body of one request adds to `HFNames`: its parameters."""
 
     @model_validator(mode="after")
     def _no_default_length(self) -> HFRequestBody:
@@ -106,72 +107,17 @@ class HFChatCompletionRequest(HFRequestBody, ChatCompletionRequest):
     """Body of /v1/chat/completions in hf_compat."""
 
 
-_BODIES: dict[Any, type[HFRequestBody]] = {
-    CompletionRequest: HFCompletionRequest,
-    ChatCompletionRequest: HFChatCompletionRequest,
-}
+class HFBatchChatCompletionRequest(HFNames, BatchChatCompletionRequest):
+    """Body of /v1/chat/completions/batch in hf_compat, each of whose chats has the same fields."""
 
-Endpoint = Callable[..., Awaitable[Any]]
+    def to_chat_completion_request(
+        self, messages: list[ChatCompletionMessageParam]
+    ) -> ChatCompletionRequest:
+        """Return the request of one of the chats.
 
-
-def accept_hf_bodies(app: FastAPI, args: Namespace) -> None:
-    """Give every route of `app` that takes upstream's body one that takes HF's names too.
-
-    Args:
-        app: the server, with all its routes.
-        args: its command line; nothing happens without ``--hf-compat``.
-    """
-    if not getattr(args, "hf_compat", False):  # programs may build an app with fewer arguments
-        return
-    routes = app.router.routes
-    for i, route in enumerate(routes):
-        if isinstance(route, APIRoute) and (endpoint := _endpoint(route.endpoint)) is not None:
-            app.router.add_api_route(
-                route.path,
-                endpoint,
-                name=route.name,
-                methods=route.methods,
-                dependencies=route.dependencies,
-                responses=route.responses,
-                response_model=route.response_model,
-            )
-            routes[i] = routes.pop()
-
-
-def _endpoint(upstream: Endpoint) -> Endpoint | None:
-    """Return `upstream` with HF's body in its signature; None if it takes neither of the bodies."""
-    signature = inspect.signature(upstream)
-    parameter = signature.parameters.get("request")
-    body = _BODIES.get(parameter.annotation) if parameter is not None else None
-    if parameter is None or body is None:
-        return None
-
-    @functools.wraps(upstream)
-    async def endpoint(request: Any, raw_request: Request) -> Any:
-        if request.stream:
-            _check_before_stream(request, raw_request)
-        return await upstream(request, raw_request)
-
-    parameters = {**signature.parameters, "request": parameter.replace(annotation=body)}
-    endpoint.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=list(parameters.values())
-    )
-    return endpoint
-
-
-def _check_before_stream(request: HFRequestBody, raw_request: Request) -> None:
-    """Refuse as a bad request what the engine would refuse after the stream began with status 200.
-
-    What depends on the prompt's length is left to the engine.
-
-    Raises:
-        VLLMValidationError: the refusal.
-    """
-    state = raw_request.app.state
-    client = getattr(state, "engine_client", None)  # None if the server only renders prompts
-    if client is None:
-        return
-    defaults = state.openai_serving_completion.default_sampling_params
-    params = request.to_sampling_params(client.model_config.max_model_len, defaults)
-    client.input_processor.hf_compat.check(params)
-    client.input_processor.hf_compat.finish(params, prompt_len=1)
+        Raises:
+            VLLMValidationError: upstream's reason why it cannot be.
+        """
+        # Only what the client has set: upstream's defaults are not the client's words.
+        fields = self.model_dump(exclude={"messages"}, exclude_unset=True)
+        return HFChatCompletionRequest.model_validate({**fields, "messages": messages})
