@@ -12,6 +12,7 @@ from vllm.deterministic.fusion import fused_products
 from vllm.deterministic.guard import only_exact_operations_of
 from vllm.deterministic.self_check import check_machine
 from vllm.fork.flags import ForkFlags
+from vllm.fork.weight_updates import refuse_weight_updates
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
@@ -36,7 +37,8 @@ _OPERATORS_IN: dict[type[nn.Module], tuple[str, ...]] = {
 
 
 def check_runner(runner: GPUModelRunner) -> None:
-    """Check the device's bits and the model's operations; nothing without the flag.
+    """Check the device's bits and the model's operations in deterministic mode, and refuse changes
+    of the weights with each flag that does not go with them; nothing without flags.
 
     The layers that vLLM has wrapped for adapters get portable bits here, before they compute.
 
@@ -49,6 +51,7 @@ def check_runner(runner: GPUModelRunner) -> None:
         check_machine(runner.device)
         use_portable_adapters(runner.get_model())
         _check_operations(runner)
+    refuse_weight_updates(runner)
 
 
 @torch.no_grad()

@@ -8,6 +8,7 @@ from vllm.deterministic import engine_args as deterministic
 from vllm.fork.attention_backend import check_attention_backend
 from vllm.fork.compiler import do_without_compiler
 from vllm.fork.system_libraries import check_system_libraries
+from vllm.fork.weight_updates import check_weight_transfer
 from vllm.hf_numerics import engine_args as hf_numerics
 
 if TYPE_CHECKING:
@@ -26,4 +27,5 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
     check_attention_backend(args)
     deterministic.prepare_engine_args(args, flags)
     hf_numerics.prepare_engine_args(args, flags)
+    check_weight_transfer(args, flags)
     do_without_compiler(args)
