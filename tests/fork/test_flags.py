@@ -108,3 +108,21 @@ def test_a_missing_library_of_the_system_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("vllm.fork.system_libraries.NUMA", "libno-such.so.1")
     with pytest.raises(ValueError, match=r"^libno-such\.so\.1 was not found, .* libnuma1"):
         EngineArgs(str(MODEL), dtype="float32").create_engine_config()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seconds"),
+    [
+        ((), 0),
+        (("--hf-compat",), 20),
+        (("--hf-compat", "--no-hf-compat"), 0),
+        (("--hf-compat", "--shutdown-timeout", "0"), 0),
+        (("--shutdown-timeout", "0", "--hf-compat"), 0),
+        (("--shutdown-timeout", "3"), 3),
+    ],
+)
+def test_a_server_with_hf_compat_drains_unless_it_is_told_otherwise(
+    arguments: tuple[str, ...], seconds: int
+) -> None:
+    assert parse(*arguments).shutdown_timeout == seconds
+    assert parse(*arguments).create_engine_config().shutdown_timeout == seconds

@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import openai
@@ -29,9 +30,22 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@contextmanager
-def running_server(folder: Path, *flags: str) -> Iterator[str]:
-    """Serve the bundled model as ``tiny``, and give the address; the log is in `folder`."""
+@dataclass
+class Server:
+    """A server that was started.
+
+    Attributes:
+        address: for HTTP, without a slash at the end.
+        log: what it prints.
+    """
+
+    process: subprocess.Popen[bytes]
+    address: str
+    log: Path
+
+
+def start_server(folder: Path, *flags: str) -> Server:
+    """Start to serve the bundled model as ``tiny``; the log is in `folder`."""
     port = free_port()
     log = folder / "log"
     command = [
@@ -44,12 +58,19 @@ def running_server(folder: Path, *flags: str) -> Iterator[str]:
     environment = {**os.environ, "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+    return Server(process, f"http://127.0.0.1:{port}", log)
+
+
+@contextmanager
+def running_server(folder: Path, *flags: str) -> Iterator[str]:
+    """Serve the bundled model, and give the address."""
+    server = start_server(folder, *flags)
     try:
-        wait_until_healthy(f"http://127.0.0.1:{port}/health", process, log)
-        yield f"http://127.0.0.1:{port}"
+        wait_until_healthy(server)
+        yield server.address
     finally:
-        process.terminate()
-        process.wait(timeout=60)
+        server.process.terminate()
+        server.process.wait(timeout=60)
 
 
 @pytest.fixture(scope="session")
@@ -66,14 +87,15 @@ def client(server: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0)
 
 
-def wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_until_healthy(server: Server) -> None:
+    """Return when the server answers, and fail if it does not come to that."""
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:
-        if process.poll() is not None:
+        if server.process.poll() is not None:
             break
         try:
-            with urllib.request.urlopen(url, timeout=5):
+            with urllib.request.urlopen(f"{server.address}/health", timeout=5):
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.5)
-    pytest.fail(f"the server did not come up:\n{log.read_text()[-4000:]}")
+    pytest.fail(f"the server did not come up:\n{server.log.read_text()[-4000:]}")

@@ -151,6 +151,8 @@ class _FlagAction(argparse.Action):
             setattr(namespace, self.dest, check_flag(self.dest, value))
         except ValueError as error:
             raise argparse.ArgumentError(self, str(error)) from None
+        if self.dest == "hf_compat":
+            server_flags.drain_by_default(namespace, bool(value))
 
 
 def add_cli_args(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,8 @@
-"""The fork's flags of the server: what the bodies of requests may hold. No engine sees them."""
+"""The fork's flags of the server: what the bodies of requests may hold. No engine sees them.
+
+And the default of one of upstream's: a server with hf_compat that is told to end (SIGTERM) answers
+the requests that it has, for ``--shutdown-timeout`` seconds at most. Upstream aborts them.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,9 @@ import argparse
 from argparse import Namespace
 from dataclasses import dataclass, field, fields
 from typing import Any
+
+DRAIN_S = 20
+"""Seconds; supervisors commonly kill after thirty."""
 
 
 def _flag(default: bool, text: str) -> Any:
@@ -37,6 +44,21 @@ class ServerFlags:
         return cls(**{f.name: given[f.name] for f in fields(cls) if f.name in given})
 
 
+class _Default(int):
+    """A ``--shutdown-timeout`` that nobody has chosen."""
+
+
+def drain_by_default(namespace: Namespace, has_hf_compat: bool) -> None:
+    """Give a command line that is being read hf_compat's ``--shutdown-timeout``, or upstream's.
+
+    Args:
+        namespace: of the command line, changed in place unless it has a timeout already.
+        has_hf_compat: what it says about the flag.
+    """
+    if isinstance(getattr(namespace, "shutdown_timeout", None), _Default):
+        namespace.shutdown_timeout = _Default(DRAIN_S if has_hf_compat else 0)
+
+
 def add_cli_args(group: argparse._ArgumentGroup) -> None:
     """Add the flags to the fork's group of a command line."""
     for flag in fields(ServerFlags):
@@ -47,3 +69,4 @@ def add_cli_args(group: argparse._ArgumentGroup) -> None:
                 default=flag.default,
                 help=flag.metadata["help"],
             )
+    group.set_defaults(shutdown_timeout=_Default(0))

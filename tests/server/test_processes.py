@@ -1,0 +1,115 @@
+"""A server's processes, ended in each of the ways in which they end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.server.conftest import START_LIMIT_S, Server, start_server, wait_until_healthy
+
+LIMIT_S = 30  # for what happens at once
+
+
+@pytest.fixture
+def starting(tmp_path: Path) -> Iterator[Server]:
+    """A server that has just been started, and that the test ends."""
+    server = start_server(tmp_path, "--hf-compat", "--dtype", "float32")
+    yield server
+    end(server.process)
+
+
+@pytest.fixture
+def server(starting: Server) -> Server:
+    """A server that answers, and that the test ends."""
+    wait_until_healthy(starting)
+    return starting
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End what a failed test has left."""
+    if process.poll() is None:
+        for child in psutil.Process(process.pid).children(recursive=True):
+            child.kill()
+        process.kill()
+        process.wait()
+
+
+def engine_of(server: Server) -> psutil.Process:
+    """Return the process of the engine, which may have just begun."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline:
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        if engines := [child for child in children if "EngineCore" in child.name()]:
+            return engines[0]
+        time.sleep(0.1)
+    pytest.fail("the server has no engine")
+
+
+def ask(server: Server, **fields: Any) -> dict[str, Any]:
+    body = {"model": "tiny", "prompt": "def f(", **fields}
+    request = urllib.request.Request(
+        f"{server.address}/v1/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        answer: dict[str, Any] = json.load(response)
+        return answer
+
+
+def test_a_server_without_its_engine_ends_with_a_failure(server: Server) -> None:
+    engine_of(server).kill()
+    assert server.process.wait(LIMIT_S) == 1
+    assert "The engine's process has ended" in server.log.read_text()
+
+
+def test_an_engine_without_its_server_ends(starting: Server) -> None:
+    """The process that serves is killed, and so has no occasion to end the others.
+
+    Not even one that has just begun to start.
+    """
+    engine_of(starting)
+    children = psutil.Process(starting.process.pid).children(recursive=True)
+    starting.process.kill()
+    starting.process.wait()
+    _, alive = psutil.wait_procs(children, timeout=START_LIMIT_S)
+    assert not alive
+
+
+def test_a_server_that_is_terminated_answers_what_it_was_asked(server: Server) -> None:
+    """Within the drain time; it takes no more requests, and its end is no failure."""
+    new_tokens = 1500
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(ask, server, max_new_tokens=new_tokens, eos_token_id=4095)
+        wait_for_tokens(server)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert not answer.done(), "the answer was there too soon to show anything"
+        with pytest.raises(urllib.error.URLError):
+            ask(server, max_tokens=1)
+        assert answer.result()["usage"]["completion_tokens"] == new_tokens
+    assert server.process.wait(LIMIT_S) == 0
+
+
+def wait_for_tokens(server: Server) -> None:
+    """Return when the server has begun to answer."""
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        with urllib.request.urlopen(f"{server.address}/metrics", timeout=10) as response:
+            lines = response.read().decode().splitlines()
+        counts = [line for line in lines if line.startswith("vllm:generation_tokens_total{")]
+        if counts and float(counts[0].split()[-1]) > 0:
+            return
+        time.sleep(0.05)
+    pytest.fail("no token came")

@@ -1,0 +1,55 @@
+"""A server's processes end together, and say with their exit status that it was no ordinary end."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.engine.protocol import EngineClient
+
+logger = logging.getLogger("vllm.fork")
+
+GRACE_S = 5
+"""Seconds that a process has to let go of what it holds, once its parent is gone."""
+
+
+def end_with_parent() -> None:
+    """Let this process end when the one that started it does, however that ends.
+
+    A parent that is killed tells nobody, and an engine without one would wait for requests, with
+    all its memory, for ever. Nothing happens in a process that ``multiprocessing`` did not start.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(
+            target=_end_after, args=(parent.sentinel,), name="end-with-parent", daemon=True
+        ).start()
+
+
+def _end_after(sentinel: int) -> None:
+    """Wait for the process of `sentinel`, then end this one: in order, or at last in any case."""
+    wait([sentinel])
+    logger.error("The process that started this one is gone: ending too.")
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE_S)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def exit_if_engine_died(engine: EngineClient | None) -> None:
+    """End a server with a status that supervisors take for a failure, if its engine is dead.
+
+    Args:
+        engine: of the server, which has stopped serving; None if it has none.
+
+    Raises:
+        SystemExit: the engine is dead.
+    """
+    if engine is not None and engine.errored:
+        raise SystemExit("The engine's process has ended: the server ends with status 1.")
