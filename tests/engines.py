@@ -29,6 +29,6 @@ def bundled_engine(**arguments: Any) -> Iterator[LLM]:
     }
     if "num_gpu_blocks_override" not in arguments:
         settings["kv_cache_memory_bytes"] = 1 << 29
-    llm = LLM(str(MODEL), **settings | arguments)
+    llm = LLM(**{"model": str(MODEL), **settings, **arguments})
     yield llm
     llm.llm_engine.engine_core.shutdown()

@@ -111,9 +111,13 @@ def make_pages(model: PreTrainedModel) -> list[LayerPages]:
         ValueError: a layer keeps anything but keys and values.
     """
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
-    cache = model(
-        input_ids=token, past_key_values=_empty_cache(model), use_cache=True
-    ).past_key_values
+    output = model(input_ids=token, past_key_values=_empty_cache(model), use_cache=True)
+    cache = getattr(output, "past_key_values", None)
+    if cache is None:
+        raise ValueError(
+            f'hf_compat="exact" does not support {type(model).__name__}, which keeps no keys and '
+            "values: use hf_compat=True."
+        )
     for layer in cache.layers:
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
             raise ValueError(

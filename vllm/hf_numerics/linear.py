@@ -78,7 +78,11 @@ class HFEmbeddingMethod(UnquantizedEmbeddingMethod):
 
 
 def _keeps_one_product(layer: Any) -> bool:
-    return layer.weight.dtype == torch.float32 or layer.weight.is_meta
+    """Whether a layer's rows need not be taken apart. A weight of three dimensions is that of a
+    convolution, which vLLM keeps in a linear layer and computes elsewhere.
+    """
+    weight = layer.weight
+    return weight.dtype == torch.float32 or weight.is_meta or weight.dim() != 2
 
 
 def use_plain_products(model: nn.Module, model_type: str) -> None:
