@@ -260,7 +260,18 @@ def test_beams_are_not_streamed(client: openai.OpenAI) -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     # ours
     ({"num_beams": 2, "stop": ["x"]}, "stop is not available with num_beams=2"),
-    ({"num_beams": 4000}, "raise max_num_seqs"),
+    ({"num_beams": 33}, "num_beams may be at most 32, and is 33 here: .* --max-num-beams"),
+    ({"no_repeat_ngram_size": 1025}, "at most 1024, .* higher --max-ngram-size"),
+    ({"encoder_no_repeat_ngram_size": 10**9}, "at most 1024, .* higher --max-ngram-size"),
+    ({"bad_words_ids": [[5]] * 1025}, "entries of bad_words_ids .* --max-token-sequences"),
+    ({"sequence_bias": [[[5], 1.0]] * 1025}, "entries of sequence_bias .* --max-token-sequences"),
+    ({"suppress_tokens": [5] * 65_537}, "at most 65536, and is 65537 .* --max-listed-tokens"),
+    ({"stop_strings": ["a"] * 65}, "number of stop_strings .* at most 64, .* --max-stop-strings"),
+    ({"stop_strings": "a" * 1025}, "length of stop_strings .* 1024, .* --max-stop-string-length"),
+    ({"vllm_xargs": {"kv_transfer_params": "x"}}, "send it as the field kv_transfer_params"),
+    ({"vllm_xargs": {"pickled": "x"}}, "vllm_xargs.pickled is not for clients"),
+    ({"vllm_xargs": {"hf_compat": "x"}}, "vllm_xargs.hf_compat is not for clients"),
+    ({"exponential_decay_length_penalty": [-(2**63), 1.5]}, "OverflowError"),
     ({"prompt_lookup_num_tokens": 3, "do_sample": True}, "draws of assisted sampling"),
     ({"penalty_alpha": 0.6, "top_k": 4}, "does not reproduce penalty_alpha=0.6"),
     ({"dola_layers": "high"}, "asks for dola_generation"),
@@ -315,6 +326,44 @@ def test_refusals_are_bad_requests_with_the_reason(
             stream=stream,
             extra_body=fields,
         )
+
+
+ENDLESS = ['root ::= root "a"', "root ::= a\na ::= b\nb ::= a", 'root ::= "a" b\nb ::= b']
+
+
+@pytest.mark.parametrize("grammar", ENDLESS)
+def test_a_grammar_without_an_end_is_a_bad_request(client: openai.OpenAI, grammar: str) -> None:
+    """It is found out when no token is left, where a stream has begun."""
+    body = {"structured_outputs": {"grammar": grammar}}
+    with pytest.raises(openai.BadRequestError, match="No token continues what structured_outputs"):
+        client.completions.create(model="tiny", prompt="def", extra_body=body)
+    stream = client.completions.create(model="tiny", prompt="def", stream=True, extra_body=body)
+    with pytest.raises(openai.APIError, match="No token continues what structured_outputs"):
+        list(stream)
+
+
+def test_a_request_that_generate_fails_on_is_a_bad_one(client: openai.OpenAI) -> None:
+    body = {"suppress_tokens": list(range(4096)), "do_sample": True, "n": 2, "max_new_tokens": 3}
+    with pytest.raises(openai.BadRequestError, match="probabilit"):
+        client.completions.create(model="tiny", prompt="def", extra_body=body)
+
+
+@pytest.mark.parametrize(
+    ("extra_args", "reason"),
+    [
+        ({"hf_compat": {"pickled": "gA=="}}, "extra_args.hf_compat is not for clients"),
+        ({"pickled": "gA=="}, "extra_args.pickled is not for clients"),
+        ({"kv_transfer_params": "x"}, "extra_args.kv_transfer_params must be an object"),
+        ({"generation_config": {"num_beams": 33}}, "num_beams may be at most 32"),
+        ({"generation_config": {"pickled": "gA=="}}, "generation_config.pickled: Extra inputs"),
+    ],
+    ids=str,
+)
+def test_what_clients_may_not_write(server: str, extra_args: dict[str, Any], reason: str) -> None:
+    body = {"token_ids": [5], "sampling_params": {"max_tokens": 2, "extra_args": extra_args}}
+    status, answer = post(f"{server}/inference/v1/generate", body)
+    assert status == 400
+    assert reason in answer["error"]["message"]
 
 
 def test_a_stream_whose_prompt_is_too_long_ends_with_the_reason(client: openai.OpenAI) -> None:

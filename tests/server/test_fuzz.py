@@ -5,8 +5,10 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,7 +18,7 @@ from tests.reference import generate, prompt_texts
 from tests.sizes import size
 from vllm.hf_compat.body import GenerationFields
 
-NUM_BODIES = size(400, 10_000)
+NUM_BODIES = size(300, 10_000)
 
 HF_NAMES = sorted(GenerationFields.model_fields)
 UPSTREAM_NAMES = [
@@ -27,6 +29,7 @@ UPSTREAM_NAMES = [
     "skip_special_tokens", "include_stop_str_in_output", "return_token_ids", "vllm_xargs",
     "truncate_prompt_tokens", "priority", "best_of", "user", "max_completion_tokens", "prompt",
     "messages", "response_format", "structured_outputs", "add_special_tokens", "model",
+    "kv_transfer_params", "ec_transfer_params", "cache_salt", "repetition_detection",
 ]  # fmt: skip
 
 Draw = Callable[[random.Random], Any]
@@ -109,6 +112,9 @@ LIKELY: dict[str, Draw] = {
     "logit_bias": lambda rng: {str(token(rng)): 5.0},
     "allowed_token_ids": tokens,
     "return_token_ids": flag,
+    "structured_outputs": lambda rng: rng.choice(GRAMMARS),
+    "stop_strings": lambda rng: rng.choice(["self", ["\n", "\u00e9", "ab" * 500], "\U0001f600"]),
+    "max_time": lambda rng: rng.choice([0.0, 0.01, 5.0]),
 }
 
 JUNK: list[Draw] = [
@@ -131,6 +137,23 @@ JUNK: list[Draw] = [
         rng.choice(["bias", "greenlist_ratio", "hashing_key", "context_width"]): junk(rng)
     },
     lambda rng: nested(rng.randrange(80)),
+    lambda rng: [rng.choice([0, 5, 4095])] * rng.choice([1000, 100_000]),
+    lambda rng: [[5, 6]] * rng.choice([1000, 50_000]),
+    lambda rng: ["ab"] * rng.choice([3, 60, 5000]),
+    lambda rng: {rng.choice(SPECIAL_KEYS): junk(rng)},
+]
+SPECIAL_KEYS = ["grammar", "regex", "json", "choice", "kv_transfer_params", "hf_compat", "pickled"]
+GRAMMARS: list[dict[str, Any]] = [
+    {"grammar": 'root ::= root "a"'},
+    {"grammar": 'root ::= "b" x\nx ::= x'},
+    {"grammar": "root ::= ("},
+    {"grammar": 'root ::= [a-z]* " " root | "."'},
+    {"regex": "(a|b)*c"},
+    {"regex": "[z-a]"},
+    {"json": {"$ref": "#"}},
+    {"json": {"type": "object", "properties": {"a": {"type": "integer"}}}},
+    {"choice": []},
+    {"choice": ["a", "ab", ""]},
 ]
 
 
@@ -142,27 +165,38 @@ def nested(depth: int) -> Any:
     return [nested(depth - 1)] if depth else {}
 
 
+PATHS = ["/v1/completions"] * 4 + ["/v1/chat/completions"] * 2 + ["/invocations"]
+PATHS += ["/v1/chat/completions/batch", "/inference/v1/generate"]
+
+
 def body(rng: random.Random) -> tuple[str, bytes]:
     """Return a path and what is sent there: a short request, spoilt or not."""
-    chat = rng.random() < 0.3
+    path = rng.choice(PATHS)
     text = rng.choice(["def f(", "x", "import os\n", "\u00e9\U0001f600"])
-    fields: dict[str, Any] = {"model": "tiny"}
-    if chat:
-        fields["messages"] = [{"role": "user", "content": text}]
-    else:
-        fields["prompt"] = text
+    chat = [{"role": "user", "content": text}]
     junk_share = rng.choice([0.0, 0.0, 0.1, 0.5])
     known = sorted(LIKELY) if junk_share == 0.0 else HF_NAMES + UPSTREAM_NAMES
-    names = rng.sample(known, rng.randrange(7))
-    for name in names:
+    fields: dict[str, Any] = {}
+    for name in rng.sample(known, rng.randrange(7)):
         likely = LIKELY.get(name)
         fields[name] = junk(rng) if not likely or rng.random() < junk_share else likely(rng)
-    if not {"max_new_tokens", "max_length", "max_completion_tokens"} & set(names):
-        fields.setdefault("max_tokens", 4)
-    data = json.dumps(fields).encode()
+    if not {"max_new_tokens", "max_length", "max_completion_tokens"} & set(fields):
+        fields.setdefault("max_tokens", 6)
+    start: dict[str, Any] = {"model": "tiny"}
+    if "chat" in path:
+        start["messages"] = [chat, chat] if path.endswith("batch") else chat
+    elif path.startswith("/inference"):
+        hf = {name: fields.pop(name) for name in list(fields) if name in HF_NAMES}
+        fields = {
+            "token_ids": [5, 6],
+            "sampling_params": {**fields, "extra_args": {"generation_config": hf}},
+        }
+    else:
+        start["prompt"] = text
+    data = json.dumps(start | fields).encode()
     if rng.random() < 0.02:
         data = data[: rng.randrange(len(data))]
-    return "/v1/chat/completions" if chat else "/v1/completions", data
+    return path, data
 
 
 def post(address: str, path: str, data: bytes) -> tuple[int, bytes]:
@@ -177,25 +211,58 @@ def post(address: str, path: str, data: bytes) -> tuple[int, bytes]:
 
 
 def failure(address: str, seed: int) -> str | None:
-    """Send the body of a seed; return what is wrong with the answer."""
+    """Send the body of a seed, and read the answer to its end; return what is wrong with it."""
     path, data = body(random.Random(seed))
     status, answer = post(address, path, data)
-    in_stream = status == 200 and b'"code": 5' in answer
-    if status in (200, 400, 404) and not in_stream:
+    text = answer.decode(errors="replace")
+    if status == 200 and '"error"' not in text:
         return None
-    return f"{seed}: {path} {data[:1000]!r}\n  {status} {answer[:500]!r}"
+    reason = re.search(r'"message": ?"((?:[^"\\]|\\.)*)"', text)
+    code = re.search(r'"code": ?(\d+)', text)
+    is_refusal = 400 <= status < 500 or (status == 200 and code and code[1].startswith("4"))
+    if is_refusal and reason and reason[1]:
+        return None
+    return f"{seed}: {path} {data[:1000]!r}\n  {status} {answer[-500:]!r}"
+
+
+class Canary:
+    """A request whose answer is known, asked again and again while others do what they may."""
+
+    def __init__(self, address: str, expected: list[int], text: str) -> None:
+        self._address = address
+        self._expected = expected
+        self._request = json.dumps(
+            {"model": "tiny", "prompt": text, "max_tokens": 32, "return_token_ids": True}
+        ).encode()
+        self.is_over = Event()
+
+    def ask(self) -> None:
+        status, answer = post(self._address, "/v1/completions", self._request)
+        assert status == 200
+        assert json.loads(answer)["choices"][0]["token_ids"] == self._expected
+
+    def sing(self) -> int:
+        """Ask until it is over; return how often that was."""
+        number = 0
+        while not self.is_over.is_set():
+            self.ask()
+            number += 1
+        return number
 
 
 def test_no_body_is_a_server_error(
     server: str, hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    seeds = range(NUM_BODIES)
-    with ThreadPoolExecutor(16) as pool:
-        failures = [text for text in pool.map(lambda seed: failure(server, seed), seeds) if text]
-    assert not failures, "\n".join(failures[:20])
     text = prompt_texts(1)[0]
-    request = {"model": "tiny", "prompt": text, "max_tokens": 32, "return_token_ids": True}
-    status, answer = post(server, "/v1/completions", json.dumps(request).encode())
     expected = generate(hf_model, tokenizer(text)["input_ids"], GenerationConfig(max_new_tokens=32))
-    assert status == 200
-    assert json.loads(answer)["choices"][0]["token_ids"] == expected
+    canary = Canary(server, expected, text)
+    with ThreadPoolExecutor(17) as pool:
+        singing = pool.submit(canary.sing)
+        try:
+            found = pool.map(lambda seed: failure(server, seed), range(NUM_BODIES))
+            failures = [text for text in found if text]
+        finally:
+            canary.is_over.set()
+    assert not failures, "\n".join(failures[:20])
+    assert singing.result() > 3
+    canary.ask()

@@ -15,7 +15,10 @@ DRAIN_S = 20
 """Seconds; supervisors commonly kill after thirty."""
 
 
-def _flag(default: bool, text: str) -> Any:
+_LIMIT = "With --hf-compat: the limit that a body has for"
+
+
+def _flag(default: bool | int, text: str) -> Any:
     """Return a field with what ``vllm serve --help`` says about it."""
     return field(default=default, metadata={"help": text})
 
@@ -27,6 +30,12 @@ class ServerFlags:
     Attributes:
         hf_compat: whether the engine has the flag of that name; without it nothing here counts.
         strict_body: whether fields that nobody knows are refused.
+        max_num_beams: the most beams of a search.
+        max_ngram_size: the longest n-grams that may not repeat.
+        max_token_sequences: the most entries of ``bad_words_ids`` or ``sequence_bias``.
+        max_listed_tokens: the most tokens in all lists of them.
+        max_stop_strings: the most ``stop_strings``.
+        max_stop_string_length: the most characters of one.
     """
 
     hf_compat: bool = False
@@ -36,6 +45,20 @@ class ServerFlags:
         "speaks nor GenerationConfig has, and suggest the nearest name; --no-strict-body ignores "
         "such fields, as upstream does.",
     )
+    max_num_beams: int = _flag(32, f"{_LIMIT} num_beams.")
+    max_ngram_size: int = _flag(
+        1024, f"{_LIMIT} no_repeat_ngram_size and encoder_no_repeat_ngram_size."
+    )
+    max_token_sequences: int = _flag(
+        1024, f"{_LIMIT} the number of entries of bad_words_ids, and of sequence_bias."
+    )
+    max_listed_tokens: int = _flag(
+        65_536,
+        f"{_LIMIT} the number of tokens in bad_words_ids, sequence_bias, suppress_tokens, "
+        "begin_suppress_tokens and eos_token_id together.",
+    )
+    max_stop_strings: int = _flag(64, f"{_LIMIT} the number of stop_strings.")
+    max_stop_string_length: int = _flag(1024, f"{_LIMIT} the characters of one of stop_strings.")
 
     @classmethod
     def of(cls, args: Namespace) -> ServerFlags:
@@ -62,11 +85,15 @@ def drain_by_default(namespace: Namespace, has_hf_compat: bool) -> None:
 def add_cli_args(group: argparse._ArgumentGroup) -> None:
     """Add the flags to the fork's group of a command line."""
     for flag in fields(ServerFlags):
-        if "help" in flag.metadata:
-            group.add_argument(
-                f"--{flag.name.replace('_', '-')}",
-                action=argparse.BooleanOptionalAction,
-                default=flag.default,
-                help=flag.metadata["help"],
-            )
+        if "help" not in flag.metadata:
+            continue
+        kind: dict[str, Any] = (
+            {"action": argparse.BooleanOptionalAction} if flag.default is True else {"type": int}
+        )
+        group.add_argument(
+            f"--{flag.name.replace('_', '-')}",
+            default=flag.default,
+            help=flag.metadata["help"],
+            **kind,
+        )
     group.set_defaults(shutdown_timeout=_Default(0))

@@ -49,7 +49,7 @@ class ProcessorCheck:
             self._try(request)
         except ValueError as error:
             raise VLLMValidationError(str(error)) from None
-        except (TypeError, IndexError, RuntimeError) as error:
+        except (TypeError, IndexError, ArithmeticError, RuntimeError) as error:
             raise VLLMValidationError(
                 f"Transformers fails on {request.fields} with {type(error).__name__}: {error}."
             ) from None

@@ -30,6 +30,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import (
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.exceptions import VLLMValidationError
 from vllm.fork.server_flags import ServerFlags
+from vllm.hf_compat.body_limits import check_body
 from vllm.hf_compat.field_names import Schema, check_names
 from vllm.hf_compat.openai import (
     HFBatchChatCompletionRequest,
@@ -125,7 +126,9 @@ def endpoint_for(path: str, upstream: Endpoint, flags: ServerFlags) -> Endpoint:
 
     @functools.wraps(upstream)
     async def endpoint(request: Any, raw_request: Request) -> Any:
-        check_names(await _sent(raw_request), schema, path, is_strict=flags.strict_body)
+        sent = await _sent(raw_request)
+        check_names(sent, schema, path, is_strict=flags.strict_body)
+        check_body(sent, flags)
         if isinstance(request, HFRequestBody) and request.stream:
             _check_before_stream(request, raw_request)
         return await upstream(request=request, raw_request=raw_request)

@@ -14,6 +14,7 @@ from pydantic import field_validator
 
 from vllm.entrypoints.launchers import run_batch
 from vllm.fork.server_flags import ServerFlags
+from vllm.hf_compat.body_limits import check_body
 from vllm.hf_compat.field_names import Schema, check_names
 from vllm.hf_compat.openai import HFChatCompletionRequest
 from vllm.hf_compat.routes import APIS, validated
@@ -64,6 +65,7 @@ def _reading(handler: Handler, flags: ServerFlags) -> Handler:
     async def read(body: Any) -> Any:
         request = validated(HFChatCompletionRequest, body)
         check_names(body, schema, _CHAT, is_strict=flags.strict_body)
+        check_body(body, flags)
         return await handler(request)
 
     return read

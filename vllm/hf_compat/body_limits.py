@@ -1,0 +1,102 @@
+"""How much a body may ask for, and what it may not hold: refused before any of it costs anything.
+
+Some of HF's processors take time or memory with each entry or character of their parameters,
+whatever the prompt; one request could keep the server busy, or out of memory. Every limit is a
+flag of the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vllm.exceptions import VLLMValidationError
+from vllm.fork.server_flags import ServerFlags
+from vllm.hf_compat.body import BODY_KEY
+from vllm.hf_compat.request import EXTRA_ARGS_KEY
+
+SEQUENCES = ("bad_words_ids", "sequence_bias", "force_words_ids")
+TOKENS = (*SEQUENCES, "suppress_tokens", "begin_suppress_tokens", "eos_token_id")
+NGRAMS = ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size")
+
+_TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
+
+
+def check_body(body: Mapping[str, Any], flags: ServerFlags) -> None:
+    """Refuse a body that is beyond a limit, or that writes where only the server may.
+
+    Args:
+        body: as the client sent it, in types that its schema allows.
+        flags: of the server.
+
+    Raises:
+        VLLMValidationError: names the field, the limit and its flag, or what to do instead.
+    """
+    check_limits(body, flags)
+    _check_extra_args("vllm_xargs", body.get("vllm_xargs"))
+    params = body.get("sampling_params")  # of /inference/v1/generate
+    extra_args = params.get("extra_args") if isinstance(params, dict) else None
+    _check_extra_args("sampling_params.extra_args", extra_args)
+    if isinstance(extra_args, dict) and isinstance(extra_args.get(BODY_KEY), dict):
+        check_limits(extra_args[BODY_KEY], flags)
+
+
+def check_limits(fields: Mapping[str, Any], flags: ServerFlags) -> None:
+    """Refuse HF's fields that are beyond a limit.
+
+    Args:
+        fields: by HF's names; fields of other types than theirs are left to others.
+        flags: of the server.
+
+    Raises:
+        VLLMValidationError: names the field, the limit and its flag.
+    """
+    _at_most("num_beams", fields.get("num_beams"), flags, "max_num_beams")
+    for name in NGRAMS:
+        _at_most(name, fields.get(name), flags, "max_ngram_size")
+    for name in SEQUENCES:
+        value = fields.get(name)
+        number = len(value) if isinstance(value, list) else 0
+        _at_most(f"the number of entries of {name}", number, flags, "max_token_sequences")
+    number = sum(1 for name in TOKENS for _ in _leaves(fields.get(name)))
+    _at_most(f"the number of tokens in {', '.join(TOKENS)}", number, flags, "max_listed_tokens")
+    strings = [text for text in _leaves(fields.get("stop_strings")) if isinstance(text, str)]
+    _at_most("the number of stop_strings", len(strings), flags, "max_stop_strings")
+    longest = max(map(len, strings), default=0)
+    _at_most("the length of stop_strings", longest, flags, "max_stop_string_length")
+
+
+def _at_most(what: str, value: Any, flags: ServerFlags, flag: str) -> None:
+    limit = getattr(flags, flag)
+    if isinstance(value, int) and value > limit:
+        raise VLLMValidationError(
+            f"{what} may be at most {limit}, and is {value} here: send less, or start the server "
+            f"with a higher --{flag.replace('_', '-')}."
+        )
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield what is in lists of lists, however deep they are."""
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, list):
+            waiting.extend(one)
+        elif one is not None:
+            yield one
+
+
+def _check_extra_args(place: str, extra_args: Any) -> None:
+    if not isinstance(extra_args, dict):
+        return
+    if EXTRA_ARGS_KEY in extra_args or "pickled" in extra_args:
+        key = EXTRA_ARGS_KEY if EXTRA_ARGS_KEY in extra_args else "pickled"
+        raise VLLMValidationError(
+            f"{place}.{key} is not for clients: a server runs no objects of theirs. Send Hugging "
+            "Face's fields in the body itself."
+        )
+    for name in _TRANSFERS:
+        if extra_args.get(name) is not None and not isinstance(extra_args[name], dict):
+            raise VLLMValidationError(
+                f"{place}.{name} must be an object: send it as the field {name} of the body."
+            )

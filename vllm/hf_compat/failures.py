@@ -1,0 +1,42 @@
+"""What a client reads when its request ended in the middle: what was wrong with the request.
+
+`generate()` would raise. Upstream's server says "Internal server error", with status 500, although
+the engine is well and the client alone can change something.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm.exceptions import VLLMClientError, VLLMValidationError
+from vllm.fork.flags import ForkFlags
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+def failure_of(
+    output: RequestOutput, params: SamplingParams, vllm_config: VllmConfig
+) -> VLLMClientError | None:
+    """Return what a request has failed on; None if it has not, or if it is not the client's doing.
+
+    Args:
+        output: of the request.
+        params: with which it came.
+        vllm_config: of the engine.
+    """
+    ended = [one for one in output.outputs if one.finish_reason == "error"]
+    if not ended or not ForkFlags.of(vllm_config).hf_compat:
+        return None
+    if isinstance(ended[0].stop_reason, str):  # the sampler's sentence
+        return VLLMValidationError(ended[0].stop_reason)
+    # Besides a structure that cannot go on, only the transfer of a KV cache ends requests so.
+    if params.structured_outputs is not None and vllm_config.kv_transfer_config is None:
+        return VLLMValidationError(
+            f"No token continues what structured_outputs allows after {len(ended[0].token_ids)} "
+            "tokens: every rule of a grammar must come to an end, and its text be writable with "
+            "the model's tokens."
+        )
+    return None
