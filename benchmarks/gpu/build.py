@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -26,6 +27,7 @@ import time
 import tomllib
 import venv
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +40,13 @@ LOG = RESULTS / "build.log"
 
 SOURCES = ("csrc", "distribution", "patches", "vllm", "pyproject.toml", "setup.py", "upstream.toml")
 """Files and folders that the build depends on."""
+
+NEEDED = (
+    *("PIL", "aiohttp", "cloudpickle", "cmake", "cpuinfo", "cv2", "einops", "google.protobuf"),
+    *("ninja", "numba", "pip", "prometheus_client", "psutil", "requests", "rich", "sentencepiece"),
+    *("setuptools", "tiktoken", "torch", "transformers", "wheel"),
+)
+"""Modules that the machine's Python must have: see wheels.txt."""
 
 LAST_LINES = 40
 """Of a command's output, that are printed if it fails; the log has all."""
@@ -102,7 +111,11 @@ def make_environment() -> None:
     this one are added by name.
     """
     venv.EnvBuilder(clear=True, with_pip=False).create(VENV)
-    folders = [folder for folder in site.getsitepackages() if Path(folder).is_dir()]
+    places = [
+        *site.getsitepackages(),
+        *([site.getusersitepackages()] if site.ENABLE_USER_SITE else []),
+    ]
+    folders = [folder for folder in places if Path(folder).is_dir()]
     lines = [f"import site; site.addsitedir({folder!r})" for folder in folders]
     packages = VENV / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}"
     (packages / "site-packages" / "outer.pth").write_text("\n".join(lines) + "\n")
@@ -181,13 +194,18 @@ def architecture_of_gpu() -> str:
         BuildError: there is no GPU.
     """
     asked = (
-        "import torch; "
-        "print(*torch.cuda.get_device_capability() if torch.cuda.is_available() else ())"
+        "import torch; found = torch.cuda.is_available() and torch.cuda.get_device_capability(); "
+        "print('capability', *found or ())"
     )
-    found = run(str(PYTHON), "-c", asked).split()[-2:]
-    if not found:
-        raise BuildError("PyTorch finds no GPU here: name one by --architecture, such as 90a-real.")
-    major, minor = found
+    said = run(sys.executable, "-c", asked)
+    found = re.search(r"^capability (\d+) (\d+)$", said, re.MULTILINE)
+    if found is None:
+        warning = " ".join(said.replace("capability", "").split())
+        raise BuildError(
+            "PyTorch finds no GPU here: to build without one, name its architecture, such as "
+            f"ARCHITECTURE=90a-real.{f' It says: {warning}' if warning else ''}"
+        )
+    major, minor = found.groups()
     return f"{major}{minor}{'a' if major == '9' else ''}-real"
 
 
@@ -202,33 +220,63 @@ def digest_of_sources() -> str:
     return digest.hexdigest()
 
 
-def is_built(sources: str, architecture: str | None) -> bool:
+def is_built(sources: str, architecture: str) -> bool:
     """Return whether the environment has been made of these sources, for this architecture."""
     try:
         built = json.loads((RESULTS / "build.json").read_text())
-    except (OSError, ValueError):
+        is_same = (built["sources"], built["architecture"]) == (sources, architecture)
+        return is_same and built["failure"] is None and PYTHON.exists()
+    except (OSError, ValueError, TypeError, KeyError):
         return False
-    is_same = built["sources"] == sources and built["failure"] is None and PYTHON.exists()
-    return is_same and architecture in (None, built["architecture"])
 
 
-def build(report: Report, asked: str | None) -> None:
+def check_pack() -> None:
+    """Check that there is a pack for this Python.
+
+    Raises:
+        BuildError: there is none.
+    """
+    if not PACK.is_dir():
+        raise BuildError("build/gpu/pack is not there: run `python -m benchmarks.gpu.pack` before.")
+    packed = (PACK / "python.txt").read_text().strip()
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if packed != own:
+        raise BuildError(
+            f"build/gpu/pack is for Python {packed}, and this is {own}: make it with "
+            f"`python -m benchmarks.gpu.pack --python {own}`, or name another Python by PYTHON."
+        )
+
+
+def check_present() -> None:
+    """Check that the packages are here that are in no pack.
+
+    Raises:
+        BuildError: it names those that are missing.
+    """
+    missing = [name for name in NEEDED if not find_spec(name)]
+    if missing:
+        raise BuildError(
+            f"{Path(sys.executable)} has not {', '.join(missing)}, which the pack leaves to the "
+            "machine: install these, or name another Python by PYTHON."
+        )
+
+
+def build(report: Report, architecture: str) -> None:
     """Do all steps.
 
     Raises:
         BuildError: one failed.
     """
-    if not PACK.is_dir():
-        raise BuildError("build/gpu/pack is not there: run `python -m benchmarks.gpu.pack` before.")
+    check_pack()
+    check_present()
     with report.step("environment"):
         make_environment()
     with report.step("wheels that are missing"):
         install_missing()
     with report.step("upstream's package"):
         unpack_upstream()
-    report.architecture = asked or architecture_of_gpu()
-    with report.step(f"distribution and kernels for {report.architecture}"):
-        install_distribution(report.architecture)
+    with report.step(f"distribution and kernels for {architecture}"):
+        install_distribution(architecture)
     with report.step("import"):
         run(str(PYTHON), "-c", "from vllm.fork_ops import library; import vllm.entrypoints.llm; "
                                "assert library.load(), library.library_path()")  # fmt: skip
@@ -239,21 +287,39 @@ def main() -> None:
     parser.add_argument("--architecture", help="such as 90a-real; that of the first GPU")
     options = parser.parse_args()
     RESULTS.mkdir(parents=True, exist_ok=True)
-    sources = digest_of_sources()
-    if is_built(sources, options.architecture):
-        print("build: nothing has changed since the last one.", flush=True)
-        return
-    LOG.write_text("")
-    report, failure = Report(), None
-    try:
-        build(report, options.architecture)
-    except BuildError as error:
-        failure = str(error)
-    except Exception as error:  # so that the record says it
-        failure = f"{type(error).__name__}: {error}"
-    report.write(sources, failure)
-    if failure is not None:
-        sys.exit(f"error: {failure}")
+    with alone():
+        sources, report, failure = digest_of_sources(), Report(), None
+        try:
+            architecture = options.architecture or architecture_of_gpu()
+            report.architecture = architecture
+            if is_built(sources, architecture):
+                print("build: nothing has changed since the last one.", flush=True)
+                return
+            LOG.write_text("")
+            report.write(sources, "it was interrupted")
+            build(report, architecture)
+        except BuildError as error:
+            failure = str(error)
+        except Exception as error:  # so that the record says it
+            failure = f"{type(error).__name__}: {error}"
+        report.write(sources, failure)
+        if failure is not None:
+            sys.exit(f"error: {failure}")
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Let no other call build or measure in this folder meanwhile.
+
+    Raises:
+        SystemExit: another one does.
+    """
+    with (FOLDER / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit("error: another call builds or measures here: wait for it, or end it.")
+        yield
 
 
 if __name__ == "__main__":

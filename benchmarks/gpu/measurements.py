@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -19,7 +20,16 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 
 _ERROR = re.compile(r"\b\w+(?:Error|Exception): .*")
-_NO_CAUSE = "Engine core initialization failed"
+
+_NO_CAUSES = (
+    "Engine core initialization failed",
+    "the server ended with status",
+    "sys.meta_path is None",
+    "Python is likely shutting down",
+)
+"""In errors that follow from others, which tell the cause."""
+
+_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 _SEARCHED_BYTES = 4 << 20
 """Of the end of what a measurement printed, for its values."""
@@ -40,6 +50,7 @@ class Measurement:
         limit: seconds after which it is ended.
         needs: name of a measurement without whose values it cannot run.
         environment: variables of its process.
+        makes: a folder that it makes for others; without it, it has to run again.
     """
 
     name: str
@@ -49,6 +60,13 @@ class Measurement:
     limit: float
     needs: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    makes: Path | None = None
+
+    @property
+    def key(self) -> str:
+        """What is run: an outcome of anything else is no outcome of this measurement."""
+        variables = (f"{name}={value}" for name, value in self.environment.items())
+        return " ".join([*variables, self.module, *self.arguments])
 
 
 @dataclass(frozen=True)
@@ -61,6 +79,8 @@ class Outcome:
         failure: a sentence; None if it ended well. With values as well, they may be a part.
         seconds: that it took.
         date: when it ended, as ISO 8601 has it, UTC.
+        key: of what was run.
+        sources: digest of what was built.
     """
 
     name: str
@@ -68,6 +88,15 @@ class Outcome:
     failure: str | None
     seconds: float
     date: str
+    key: str = ""
+    sources: str = ""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it ended well, with all results as they have to be."""
+        values = self.values or {}
+        is_equal = values.get("equal") == values.get("of") and not values.get("errors")
+        return self.failure is None and is_equal
 
 
 @dataclass(frozen=True)
@@ -100,7 +129,7 @@ def run(measurement: Measurement, log: Log) -> Outcome:
     with log.out.open("w") as out, log.err.open("w") as err:
         process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment,
-            start_new_session=True,
+            start_new_session=True, preexec_fn=_end_with_parent,
         )  # fmt: skip
         try:
             status = process.wait(measurement.limit)
@@ -115,9 +144,13 @@ def run(measurement: Measurement, log: Log) -> Outcome:
     failure = failure_of(status, measurement.limit, ends_of(log.err, _SEARCHED_BYTES))
     if failure is None and values is None:
         failure = "it ended well, but printed no values"
-    return Outcome(
-        measurement.name, values, failure, seconds, datetime.now(UTC).isoformat("T", "seconds")
-    )
+    date = datetime.now(UTC).isoformat("T", "seconds")
+    return Outcome(measurement.name, values, failure, seconds, date, measurement.key)
+
+
+def _end_with_parent() -> None:
+    """Let the kernel end a new process with the one that started it, however that ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def last_values(text: str) -> dict[str, Any] | None:
@@ -155,9 +188,10 @@ def sentence_of(errors: str) -> str:
 
     An engine's own process writes the cause, and the one that waits for it only that it failed.
     """
-    causes = [found for found in _ERROR.findall(errors) if _NO_CAUSE not in found]
+    found = _ERROR.findall(errors)
+    causes = [one for one in found if not any(part in one for part in _NO_CAUSES)]
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    return (causes or lines or [""])[-1]
+    return (causes or found or lines or [""])[-1]
 
 
 def ends_of(file: Path, size: int) -> str:

@@ -3,6 +3,7 @@
     python -m benchmarks.gpu.pack [--python 3.12]
 
 wheels/*.whl    those of wheels.txt
+python.txt      the version of Python that they are for
 text.tar.xz     upstream's package without what is compiled in it
 
 Needs pip and a network. What travels, the repository included, is refused above 64 MiB.
@@ -88,6 +89,7 @@ def main() -> None:
     options = parser.parse_args()
     with replacing(FOLDER) as partial:
         download_wheels(options.python, partial / "wheels")
+        (partial / "python.txt").write_text(f"{options.python}\n")
         pack_text(partial / "text.tar.xz")
         packed = sorted(path for path in partial.rglob("*") if path.is_file())
         check_size(size_of(tracked_files()), size_of(packed))

@@ -57,7 +57,8 @@ class Plan:
     # --- bits -------------------------------------------------------------------------------------
     def _first_bits(self) -> Iterator[Measurement]:
         yield self._bits("self-check", "digests", "self-check", expected=20, limit=60)
-        yield self._bits("real shapes", "real_shapes", self._main, expected=60, limit=150)
+        yield self._bits(f"real shapes, {self._main}", "real_shapes", self._main, expected=60,
+                         limit=150)  # fmt: skip
         for tool in ("memcheck", "racecheck"):
             yield self._bits(tool, "sanitizer", tool, expected=60, limit=150)
         for way in ("attached", "engine", "graphs"):
@@ -68,8 +69,8 @@ class Plan:
 
     def _more_bits(self) -> Iterator[Measurement]:
         yield self._bits("operations", "digests", "operations", expected=30, limit=90)
-        yield self._bits("real shapes, bfloat16 cores", "real_shapes", self._main, expected=60,
-                         limit=150, environment=_OTHER_CORES)  # fmt: skip
+        yield self._bits(f"real shapes, {self._main}, bfloat16 cores", "real_shapes", self._main,
+                         expected=60, limit=150, environment=_OTHER_CORES)  # fmt: skip
         yield self._model_bits("generate", "bfloat16")
         for way in ("attached", "engine", "graphs", "generate"):
             yield self._model_bits(way, "float16")
@@ -117,7 +118,8 @@ class Plan:
 
     def _model(self, model: str) -> Measurement:
         arguments = (model, str(_folder(model)), *self._on)
-        return Measurement(_made(model), _PACKAGE + "models", arguments, 60, 180)
+        folder = _folder(model)
+        return Measurement(_made(model), _PACKAGE + "models", arguments, 60, 180, makes=folder)
 
     def _engine(self, model: str, mode: str) -> Measurement:
         arguments = (mode, str(_folder(model)), *self._on, *self._size())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rich.markup import escape
 from rich.table import Column, Table
 
 from benchmarks.gpu.engines import BATCHES
@@ -22,8 +23,8 @@ def whole(title: str) -> Column:
 def what_happened(outcome: Outcome | None) -> str:
     """Return why there are no values, or why these may be a part; "" if there is nothing to say."""
     if outcome is None:
-        return "not run: call again"
-    return outcome.failure or ""
+        return "not run: call again, with more MINUTES if it does not fit"
+    return escape(outcome.failure or "")
 
 
 def tables(names: Sequence[str], find: Find) -> Iterator[Table]:
@@ -62,7 +63,7 @@ def bits_table(names: Sequence[str], find: Find) -> Table:
 def shortened(names: Sequence[str]) -> str:
     """Return the first three names, and how many more there are."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return "; ".join(names[:3]) + more
+    return escape("; ".join(names[:3]) + more)
 
 
 def kernels_table(names: Sequence[str], find: Find) -> Table:
@@ -72,7 +73,7 @@ def kernels_table(names: Sequence[str], find: Find) -> Table:
         outcome = find(name)
         for shape, times in (outcome.values or {}).items() if outcome else ():
             if "failure" in times:
-                table.add_row(name, shape, "-", "-", times["failure"])
+                table.add_row(name, shape, "-", "-", escape(times["failure"]))
                 continue
             ours, theirs = times["portable"], times["torch"]
             row = (f"{ours:,.1f}", f"{theirs:,.1f}", f"{ours / theirs:.2f}")

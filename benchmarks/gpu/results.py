@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from benchmarks.gpu.measurements import ROOT, Log, Outcome, ends_of
@@ -27,11 +27,17 @@ class Results:
         folder: where they are kept, and all that the measurements wrote.
         out: a folder that gets a copy each time, or None. Where that cannot be written, a line says
             so, and nothing else happens.
+        sources: digest of what is measured now.
     """
 
     def __init__(
-        self, machine: dict[str, object], folder: Path = FOLDER, out: Path | None = None
+        self,
+        machine: dict[str, object],
+        folder: Path = FOLDER,
+        out: Path | None = None,
+        sources: str = "",
     ) -> None:
+        self.sources = sources
         self._machine = machine
         self._folder = folder
         self._out = out
@@ -41,8 +47,13 @@ class Results:
 
     def _kept(self) -> Iterator[Outcome]:
         file = self._folder / f"{self._stem}.json"
-        if file.exists():
-            yield from (Outcome(**one) for one in json.loads(file.read_text())["outcomes"])
+        if not file.exists():
+            return
+        try:
+            yield from [Outcome(**one) for one in json.loads(file.read_text())["outcomes"]]
+        except (ValueError, TypeError, KeyError):
+            file.rename(file.with_suffix(".broken"))
+            print(f"note: {file} is no record of measurements; it is {file.stem}.broken now.")
 
     def of(self, name: str) -> Outcome | None:
         """Return what became of a measurement; None if it was not run."""
@@ -54,7 +65,7 @@ class Results:
 
     def add(self, outcome: Outcome) -> None:
         """Keep an outcome, in the place of an earlier one."""
-        self._outcomes[outcome.name] = outcome
+        self._outcomes[outcome.name] = replace(outcome, sources=self.sources)
         outcomes = [asdict(one) for one in self._outcomes.values()]
         text = json.dumps({"machine": self._machine, "outcomes": outcomes}, indent=1) + "\n"
         self.keep(f"{self._stem}.json", text)

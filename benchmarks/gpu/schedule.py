@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.gpu.measurements import Measurement, Outcome, run
 from benchmarks.gpu.results import Results
@@ -14,29 +14,58 @@ Find = Callable[[str], Outcome | None]
 
 
 def next_of(
-    measurements: Sequence[Measurement], find: Find, seconds: float, again: frozenset[str]
+    measurements: Sequence[Measurement],
+    find: Find,
+    seconds: float,
+    again: frozenset[str] = frozenset(),
+    sources: str = "",
 ) -> Measurement | None:
-    """Return the first that was not run and whose limit fits into the time that is left.
+    """Return the next that is to be run, and whose limit fits into the time that is left.
 
-    So none is cut short because a call ends. One whose need has failed is passed over.
+    So none is cut short because a call ends. First come those that were not run, in their order,
+    then those of other sources, whose numbers may be others by now.
 
     Args:
         measurements: in their order.
         find: says what was run.
         seconds: that are left.
         again: names of those to be run though they were.
+        sources: digest of what is measured now.
     """
-    for one in measurements:
-        if (find(one.name) is not None and one.name not in again) or one.limit > seconds:
-            continue
-        need = None if one.needs is None else find(one.needs)
-        if one.needs is None or (need is not None and need.values is not None):
-            return one
+    for is_wanted in (_is_new, _is_old):
+        for one in measurements:
+            known = find(one.name)
+            wanted = one.name in again or is_wanted(one, known, sources)
+            if wanted and one.limit <= seconds and what_hinders(one, find) is None:
+                return one
     return None
 
 
+def _is_new(one: Measurement, known: Outcome | None, sources: str) -> bool:
+    if known is None or known.key != one.key:
+        return True
+    return one.makes is not None and not one.makes.exists()
+
+
+def _is_old(one: Measurement, known: Outcome | None, sources: str) -> bool:
+    return known is not None and known.sources != sources
+
+
+def what_hinders(one: Measurement, find: Find) -> str | None:
+    """Return what is missing for a measurement to run; None if nothing is."""
+    if one.needs is None:
+        return None
+    need = find(one.needs)
+    if need is None:
+        return f"not run: it needs {one.needs}"
+    return None if need.values is not None else f"not run: it needs {one.needs}, which failed"
+
+
 def run_all(
-    measurements: Sequence[Measurement], results: Results, seconds: float, *, retry: bool = False
+    measurements: Sequence[Measurement],
+    results: Results,
+    seconds: float,
+    again: frozenset[str] = frozenset(),
 ) -> None:
     """Run those that were not, until the time is up.
 
@@ -44,20 +73,14 @@ def run_all(
         measurements: in their order.
         results: gets the outcomes.
         seconds: for all of them.
-        retry: whether those that have failed before are run once more.
+        again: names of those that are run once more.
     """
     end = time.monotonic() + seconds
-    failed = (one.name for one in measurements if _has_failed(results.of(one.name)))
-    again = frozenset(failed) if retry else frozenset()
-    while one := next_of(measurements, results.of, end - time.monotonic(), again):
+    while one := next_of(measurements, results.of, end - time.monotonic(), again, results.sources):
         again -= {one.name}
         outcome = run(one, results.log(one.name))
         results.add(outcome)
         print(f"{outcome.seconds:>7.1f} s  {outcome.name}  {outcome.failure or ''}", flush=True)
-
-
-def _has_failed(outcome: Outcome | None) -> bool:
-    return outcome is not None and outcome.failure is not None
 
 
 @dataclass(frozen=True)
@@ -88,12 +111,15 @@ def planned(
     done: dict[str, Planned] = {}
 
     def find(name: str) -> Outcome | None:
-        return Outcome(name, {}, None, 0.0, "") if name in done else None
+        if name not in done:
+            return None
+        return Outcome(name, {}, None, 0.0, "", done[name].measurement.key)
 
+    on_paper = [replace(one, makes=None) for one in measurements]
     begin = 0.0
     for number, length in enumerate(calls, start=1):
         used = build if number == 1 else 0.0
-        while one := next_of(measurements, find, length - used, frozenset()):
+        while one := next_of(on_paper, find, length - used):
             used += one.expected
             done[one.name] = Planned(one, number, begin + used)
         begin += used

@@ -45,9 +45,15 @@ def equal(name: str) -> Cell:
     """Read how many results of a measurement have the bits that they must have."""
 
     def cell(outcomes: Outcomes) -> str | None:
-        return dated(outcomes.get(name), lambda values: f"{values['equal']} of {values['of']}")
+        return dated(outcomes.get(name), counts)
 
     return cell
+
+
+def counts(values: Mapping[str, Any]) -> str:
+    """Return how many results are equal, and how many errors there were if that was counted."""
+    errors = f", {values['errors']} errors" if values.get("errors") else ""
+    return f"{values['equal']} of {values['of']}{errors}"
 
 
 def products(rows: int, model: str = "8B") -> Cell:
@@ -78,7 +84,7 @@ def step(key: str, mode: str = "deterministic", model: str = "8B") -> Cell:
         beside = (plain.values or {}).get(key) if plain else None
 
         def ratio(values: Mapping[str, Any]) -> str:
-            return f"{beside / values[key]:.2f}" if beside else ""
+            return f"{beside / values[key]:.2f}" if beside and values[key] else ""
 
         return dated(outcomes.get(f"engine, {model}, {mode}"), ratio)
 
@@ -93,7 +99,8 @@ def dated(outcome: Outcome | None, figure: Callable[[Mapping[str, Any]], str]) -
         found = figure(outcome.values)
     except KeyError:  # it was ended before that was measured
         return None
-    return f"{found} ({outcome.date[:10]})" if found else None
+    part = f"; a part: {outcome.failure}" if outcome.failure else ""
+    return f"{found} ({outcome.date[:10]}{part})" if found else None
 
 
 def multiple(values: Mapping[str, Any], shapes: list[str]) -> str:
@@ -111,8 +118,8 @@ _ALL = "all equal"
 ROWS = (
     Row("bits: the start-up check", "", _ALL, equal("self-check")),
     Row("bits: single operations, committed digests", "", _ALL, equal("operations")),
-    Row("bits: an 8B Llama's shapes, beside the CPU", "", "", equal("real shapes")),
-    Row("bits: the same, digits as bfloat16", "", "", equal("real shapes, bfloat16 cores")),
+    Row("bits: an 8B Llama's shapes, beside the CPU", "", "", equal("real shapes, 8B")),
+    Row("bits: the same, digits as bfloat16", "", "", equal("real shapes, 8B, bfloat16 cores")),
     Row("compute-sanitizer memcheck of the check", "", "", equal("memcheck")),
     Row("compute-sanitizer racecheck of the check", "", "", equal("racecheck")),
     Row("bits: logits of attached models", "", _ALL, equal("logits: attached, bfloat16")),
@@ -153,6 +160,8 @@ def machines() -> Iterator[tuple[str, Outcomes]]:
     """Yield the names of the machines that have measured, and their outcomes."""
     for file in sorted(MEASURED.glob("measured-*.json")):
         found = json.loads(file.read_text())
+        if found["machine"]["device"] == "cpu":  # of a rehearsal
+            continue
         outcomes = (Outcome(**one) for one in found["outcomes"])
         yield found["machine"]["device"], {one.name: one for one in outcomes}
 
@@ -170,7 +179,12 @@ def table() -> str:
     for row in ROWS:
         found = [row.measured(outcomes) or "" for _, outcomes in columns]
         lines.append([row.what, row.predicted, row.emulated, *found])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(map(in_cell, line))} |" for line in lines)
+
+
+def in_cell(text: str) -> str:
+    """Return a text that ends no cell and no line."""
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def page(text: str) -> str:

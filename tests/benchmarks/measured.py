@@ -61,6 +61,11 @@ def floods() -> None:
     print(VALUES)
 
 
+def waits() -> None:
+    file.write_text(str(os.getpid()))
+    time.sleep(60)
+
+
 def hangs() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     file.write_text(str(child.pid))

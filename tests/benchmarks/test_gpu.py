@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import tarfile
@@ -98,6 +99,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(build, "PACK", tmp_path / "pack")
     monkeypatch.setattr(build, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(build, "LOG", tmp_path / "results" / "build.log")
+    monkeypatch.setattr(build, "FOLDER", tmp_path)
     monkeypatch.delenv("OUT", raising=False)
     build.make_environment()
     return build.PYTHON
@@ -140,15 +142,38 @@ def test_only_what_is_missing_is_installed(
 def test_the_kernels_are_built_for_the_machines_gpu(
     monkeypatch: pytest.MonkeyPatch, capability: str, name: str
 ) -> None:
-    monkeypatch.setattr(build, "run", lambda *_: f"a warning of PyTorch\n{capability}\n")
+    said = f"a warning of PyTorch\ncapability {capability}\nand 1 2\n"
+    monkeypatch.setattr(build, "run", lambda *_: said)
     assert build.architecture_of_gpu() == name
+
+
+def test_a_driver_that_is_too_old_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = (
+        "UserWarning: The NVIDIA driver is too old (found version 12080).\n  x = > 0\ncapability\n"
+    )
+    monkeypatch.setattr(build, "run", lambda *_: said)
+    with pytest.raises(build.BuildError, match=r"finds no GPU here.*says: .*driver is too old"):
+        build.architecture_of_gpu()
+
+
+def test_a_pack_for_another_python_is_refused(environment: Path) -> None:
+    build.PACK.mkdir()
+    (build.PACK / "python.txt").write_text("3.99\n")
+    with pytest.raises(build.BuildError, match=r"pack is for Python 3\.99, and this is 3"):
+        build.check_pack()
+
+
+def test_what_the_machine_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "NEEDED", ("torch", "no_such_module", "neither_this"))
+    with pytest.raises(build.BuildError, match=r"has not no_such_module, neither_this, which"):
+        build.check_present()
 
 
 def test_without_a_gpu_a_sentence_says_what_to_do(
     environment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(build.BuildError, match=r"^PyTorch finds no GPU here: name one"):
+    with pytest.raises(build.BuildError, match=r"^PyTorch finds no GPU here: to build without"):
         build.architecture_of_gpu()
     command = [sys.executable, "-m", "benchmarks.gpu.measure"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -161,7 +186,7 @@ def test_an_unknown_stage_is_refused() -> None:
         [str(ROOT / "benchmarks/gpu/run.sh"), "tests"], capture_output=True, text=True
     )
     assert done.returncode == 2
-    assert done.stderr == "error: tests is no stage: use build, bits, bench or plan.\n"
+    assert done.stderr == "error: tests is no stage: use build, bits, bench, all or plan.\n"
 
 
 # --- the build -----------------------------------------------------------------------------------
@@ -176,6 +201,8 @@ def build_that(
 ) -> None:
     """Let the build be one command."""
     build.PACK.mkdir(exist_ok=True)
+    (build.PACK / "python.txt").write_text(".".join(map(str, sys.version_info[:2])))
+    monkeypatch.setattr(build, "NEEDED", ())
     monkeypatch.setattr(build, "unpack_upstream", lambda: None)
     monkeypatch.setattr(
         build, "install_distribution", lambda _: build.run(sys.executable, "-c", code)
@@ -218,6 +245,39 @@ def test_what_was_built_is_not_built_again(
     monkeypatch.setattr(build, "digest_of_sources", lambda: "another")
     build.main()
     assert "kernels for 80-real" in capsys.readouterr().out
+    for broken in ("", "{}", "[]", "null"):
+        (build.RESULTS / "build.json").write_text(broken)
+        build.main()
+        assert "kernels for 80-real" in capsys.readouterr().out
+
+
+def test_a_build_that_is_interrupted_is_not_taken_for_one(
+    environment: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build_that(environment, monkeypatch)
+    monkeypatch.setattr(build, "run", lambda *_: "")
+    build.main()
+    really = build.make_environment
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["build.py", "--architecture", "80-real"])
+    monkeypatch.setattr(build, "make_environment", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build.main()
+    record = json.loads((build.RESULTS / "build.json").read_text())
+    assert record["failure"] == "it was interrupted"
+    monkeypatch.setattr(build, "make_environment", really)
+    capsys.readouterr()
+    build.main()
+    assert "kernels for 80-real" in capsys.readouterr().out
+
+
+def test_two_calls_at_once_are_refused(environment: Path) -> None:
+    refused = pytest.raises(SystemExit, match="another call builds or measures here")
+    with build.alone(), refused, build.alone():
+        pass
 
 
 def test_a_build_whose_copies_cannot_be_written_goes_on(
@@ -308,11 +368,7 @@ def test_what_takes_too_long_is_ended_with_its_processes(
     assert (outcome.values, outcome.failure) == (None, "it was ended after 3 seconds")
     assert outcome.seconds < 20
     child = Path("/proc", (tmp_path / "ran").read_text(), "stat")
-    for _ in range(50):
-        if not child.exists() or child.read_text().split()[2] == "Z":
-            return
-        time.sleep(0.1)
-    pytest.fail("the process of the measurement goes on")
+    wait_for(lambda: not child.exists() or child.read_text().split()[2] == "Z")
 
 
 def test_the_cause_is_the_last_error_that_names_one() -> None:
@@ -321,6 +377,8 @@ def test_the_cause_is_the_last_error_that_names_one() -> None:
         "Traceback\nRuntimeError: Engine core initialization failed. See root cause above.\n"
     )
     assert sentence_of(text) == "ValueError: no such head"
+    late = "torch.OutOfMemoryError: no room\nImportError: sys.meta_path is None, Python is likely\n"
+    assert sentence_of(late) == "OutOfMemoryError: no room"
     assert sentence_of("first\n\nlast\n\n") == "last"
     assert sentence_of("") == ""
 
@@ -330,8 +388,8 @@ WAYS = ("values", "fails", "crashes", "hangs", "chatters")
 STEM = "measured-nvidia-h100-80gb"
 
 
-def results_in(folder: Path, out: Path | None = None) -> Results:
-    return Results({"device": "NVIDIA H100-80GB"}, folder, out)
+def results_in(folder: Path, out: Path | None = None, sources: str = "") -> Results:
+    return Results({"device": "NVIDIA H100-80GB"}, folder, out, sources)
 
 
 def test_every_end_leaves_a_record_and_its_log_and_the_rest_is_run(
@@ -374,12 +432,99 @@ def test_a_full_folder_for_copies_costs_no_measurement(
 def test_a_call_goes_on_where_the_last_one_ended(
     measure: Callable[..., Measurement], tmp_path: Path
 ) -> None:
-    """Failures are run again if that is asked for, each once."""
+    """What was run is run again if that is asked for, once; and what was run otherwise."""
     measurements = [measure("values"), measure("fails"), measure("silent")]
-    first = ["values", "fails", "silent"]
-    for retry, ran in ((False, first), (False, first), (True, [*first, "fails", "silent"])):
-        schedule.run_all(measurements, results_in(tmp_path), 120, retry=retry)
+    ran = ["values", "fails", "silent"]
+    for again in ((), (), ("fails", "silent")):
+        schedule.run_all(measurements, results_in(tmp_path), 120, frozenset(again))
+        ran = list(dict.fromkeys(ran)) + list(again)
         assert (tmp_path / "ran").read_text().split() == ran
+    other = measure("values", environment={"VLLM_FORK_CUDA_TENSOR_CORES": "int8"})
+    schedule.run_all([other], results_in(tmp_path), 120)
+    assert (tmp_path / "ran").read_text().split() == [*ran, "values"]
+
+
+def test_what_was_measured_of_other_sources_comes_last(
+    measure: Callable[..., Measurement], tmp_path: Path
+) -> None:
+    measurements = [measure("values"), measure("chatters")]
+    schedule.run_all(measurements[:1], results_in(tmp_path, sources="a"), 120)
+    schedule.run_all(measurements, results_in(tmp_path, sources="b"), 120)
+    assert (tmp_path / "ran").read_text().split() == ["values", "chatters", "values"]
+    kept = results_in(tmp_path).of("values")
+    assert kept is not None
+    assert kept.sources == "b"
+
+
+def test_a_folder_that_is_gone_is_made_again(tmp_path: Path) -> None:
+    """As on a new machine that has the results of another one."""
+    model = Measurement("model", "a.module", (), 1, 2, makes=tmp_path / "model")
+    known = done("model", {"gigabytes": 16}, key=model.key)
+    assert schedule.next_of([model], find_in({"model": known}), 9) is model
+    (tmp_path / "model").mkdir()
+    assert schedule.next_of([model], find_in({"model": known}), 9) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "failure", "is_good"),
+    [
+        ({"all": 1.5}, None, True),
+        ({"equal": 3, "of": 3, "errors": 0}, None, True),
+        ({"equal": 3, "of": 3, "errors": 1}, None, False),
+        ({"equal": 2, "of": 3}, None, False),
+        ({"equal": 3, "of": 3}, "it was ended after 3 seconds", False),
+        (None, "it was ended", False),
+    ],
+)
+def test_bits_that_are_wrong_are_a_failure_that_can_be_run_again(
+    values: dict[str, Any] | None, failure: str | None, is_good: bool
+) -> None:
+    assert done("bits", values, failure).is_good is is_good
+
+
+@pytest.mark.parametrize(
+    "text", ["", '{"outcomes": [', "[]", '{"outcomes": [{"name": 1, "b": 2}]}']
+)
+def test_a_record_that_is_broken_is_put_aside(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / f"{STEM}.json").write_text(text)
+    results = results_in(tmp_path)
+    assert f"it is {STEM}.broken now" in capsys.readouterr().out
+    assert (tmp_path / f"{STEM}.broken").read_text() == text
+    results.add(done("a", {"x": 1}))
+    assert results_in(tmp_path).of("a") is not None
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_call_that_is_ended_leaves_no_process(number: int, tmp_path: Path) -> None:
+    """Whoever ends it: a shell, a lost connection, the kernel."""
+    code = (
+        "import signal, sys\n"
+        "from pathlib import Path\n"
+        "from benchmarks.gpu.measurements import Log, Measurement, run\n"
+        "for one in (signal.SIGTERM, signal.SIGHUP):\n"
+        "    signal.signal(one, lambda *_: sys.exit(1))\n"
+        f"folder = Path({str(tmp_path)!r})\n"
+        "arguments = ('waits', str(folder / 'pid'))\n"
+        "one = Measurement('m', 'tests.benchmarks.measured', arguments, 1, 60)\n"
+        "run(one, Log.of('m', folder))\n"
+    )
+    call = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    file = tmp_path / "pid"
+    wait_for(lambda: file.exists() and file.read_text().strip().isdigit())
+    call.send_signal(number)
+    call.wait(20)
+    child = Path("/proc", file.read_text().strip(), "stat")
+    wait_for(lambda: not child.exists() or child.read_text().split()[2] == "Z")
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    for _ in range(200):
+        if condition():
+            return
+        time.sleep(0.1)
+    pytest.fail("it took more than 20 seconds")
 
 
 def test_the_numbers_of_two_gpus_are_kept_apart(
@@ -429,16 +574,18 @@ def of(name: str, limit: float, needs: str | None = None) -> Measurement:
     return Measurement(name, "a.module", (), limit / 2, limit, needs)
 
 
-def done(name: str, values: dict[str, Any] | None = None, failure: str | None = None) -> Outcome:
-    return Outcome(name, values, failure, 1.0, "2026-11-23T10:00:00+00:00")
+def done(
+    name: str, values: dict[str, Any] | None = None, failure: str | None = None, key: str = ""
+) -> Outcome:
+    return Outcome(name, values, failure, 1.0, "2026-11-23T10:00:00+00:00", key)
 
 
 def test_nothing_is_started_that_might_not_be_done_in_time() -> None:
     """What is shorter may come before it."""
     one, two = of("long", 300), of("short", 100)
-    assert schedule.next_of([one, two], find_in({}), 300, frozenset()) is one
-    assert schedule.next_of([one, two], find_in({}), 299, frozenset()) is two
-    assert schedule.next_of([one, two], find_in({}), 99, frozenset()) is None
+    assert schedule.next_of([one, two], find_in({}), 300) is one
+    assert schedule.next_of([one, two], find_in({}), 299) is two
+    assert schedule.next_of([one, two], find_in({}), 99) is None
 
 
 def test_what_needs_another_waits_for_its_values() -> None:
@@ -448,7 +595,7 @@ def test_what_needs_another_waits_for_its_values() -> None:
         ({"model": done("model", None, "OSError: no space")}, None),
         ({"model": done("model", {"gigabytes": 16})}, engine),
     ):
-        assert schedule.next_of([engine], find_in(known), 300, frozenset()) is expected
+        assert schedule.next_of([engine], find_in(known), 300) is expected
 
 
 def test_what_matters_fits_into_half_an_hour() -> None:
@@ -457,7 +604,7 @@ def test_what_matters_fits_into_half_an_hour() -> None:
     found = schedule.planned(plan.measurements(), [540.0] * 3, BUILD_SECONDS)
     first = [one for one in found if one.measurement.name in plan.first()]
     assert [one.measurement.name for one in first] == [
-        *("self-check", "real shapes", "memcheck", "racecheck", "logits: attached, bfloat16"),
+        *("self-check", "real shapes, 8B", "memcheck", "racecheck", "logits: attached, bfloat16"),
         *("logits: engine, bfloat16", "logits: graphs, bfloat16", "exact, bfloat16"),
         "draws and penalties",
         *("products, 8B", "attention, 8B", "model, 8B", "engine, 8B, plain"),
@@ -501,8 +648,8 @@ PLAIN = {"1": 100.0, "8": 700.0, "64": 4000.0, "prompt": 50000.0, "start": 31.0}
 OUTCOMES = {
     one.name: one
     for one in (
-        done("operations", {"equal": 5, "of": 9, "differing": ["a", "b", "c", "d"]}),
-        done("self-check", None, "RuntimeError: no GPU"),
+        done("operations", {"equal": 5, "of": 9, "differing": ["[a/b]", "b", "c", "d"]}),
+        done("self-check", None, "RuntimeError: size [int8], [/root/x.py]"),
         done("memcheck", {"equal": 3, "of": 4, "differing": ["x"]}, "it was ended after 9 seconds"),
         done("products, 1B", {"qkv, 1": {"portable": 3.0, "torch": 2.0},
                               "qkv, 8": {"failure": "RuntimeError: no"}}, "ended"),
@@ -513,15 +660,15 @@ OUTCOMES = {
         done("server, 1B, exact", PLAIN),
     )
 }  # fmt: skip
-NOT_RUN = "not run: call again"
+NOT_RUN = "not run: call again, with more MINUTES if it does not fit"
 
 
 def test_the_tables_say_what_differs_and_what_was_not_run() -> None:
     names = [*OUTCOMES, "logits: engine, float16", "products, 8B", "server, 1B, hf_compat"]
     bits, kernels, answers = report.tables(names, OUTCOMES.get)
     assert rows_of(bits) == [
-        ["operations", "5", "9", "a; b; c and 1 more", "1.0"],
-        ["self-check", "-", "-", "RuntimeError: no GPU", "-"],
+        ["operations", "5", "9", "[a/b]; b; c and 1 more", "1.0"],
+        ["self-check", "-", "-", "RuntimeError: size [int8], [/root/x.py]", "-"],
         ["memcheck", "3", "4", "x; it was ended after 9 seconds", "1.0"],
         ["logits: engine, float16", "-", "-", NOT_RUN, "-"],
     ]
@@ -556,21 +703,29 @@ def test_the_table_has_the_date_and_the_gpu_of_each_figure(
     assert set(empty) == {" |"}
     layer = ("qkv", "o", "gate_up", "down")
     times = {f"{matrix}, 1": {"portable": 3.0, "torch": 2.0} for matrix in layer}
-    results = Results({"device": "NVIDIA H100"}, tmp_path)
+    Results({"device": "cpu"}, tmp_path).add(done("self-check", {"equal": 1, "of": 1}))
+    results = Results({"device": "NVIDIA H100|80"}, tmp_path)
     for one in (
         done("self-check", {"equal": 7, "of": 9, "differing": ["a", "b"]}),
-        done("real shapes", None, "it was ended by SIGSEGV"),
+        done("real shapes, 8B", {"equal": 10, "of": 10}, "it was ended after 150 seconds"),
+        done("memcheck", {"equal": 40, "of": 40, "errors": 7}),
+        done("racecheck", None, "it was ended by SIGSEGV"),
         done("products, 8B", times, "it was ended after 150 seconds"),
         done("engine, 8B, plain", {"1": 100.0, "8": 400.0}),
         done("engine, 8B, deterministic", {"1": 80.0}),
     ):
         results.add(one)
     lines = table.table().splitlines()
-    assert lines[0].endswith("| measured, NVIDIA H100 |")
+    assert lines[0].endswith("| measured, NVIDIA H100\\|80 |")
     figures = {line.split(" | ")[0]: line.split(" | ")[-1] for line in lines[2:]}
     assert {what: figure for what, figure in figures.items() if figure != " |"} == {
         "| bits: the start-up check": "7 of 9 (2026-11-23) |",
-        "| time of a layer's products / cuBLAS, 1 row": "1.50 (2026-11-23) |",
+        "| bits: an 8B Llama's shapes, beside the CPU": (
+            "10 of 10 (2026-11-23; a part: it was ended after 150 seconds) |"
+        ),
+        "| compute-sanitizer memcheck of the check": "40 of 40, 7 errors (2026-11-23) |",
+        "| time of a layer's products / cuBLAS, 1 row": "1.50 (2026-11-23; a part: it was ended "
+        "after 150 seconds) |",
         "| time of an engine / the plain one, 1 answer at once": "1.25 (2026-11-23) |",
     }
 
