@@ -78,13 +78,17 @@ void check_shape(const char* op, const ProductShape& shape) {
         " input channels, but is ", shape.segments, ".");
 }
 
+void check_alignment(const char* op, const char* name, const Tensor& tensor, int64_t bytes) {
+  check(reinterpret_cast<uintptr_t>(tensor.data_ptr()) % bytes == 0, op, ": ", name,
+        " must start at a multiple of ", bytes, " bytes.");
+}
+
 void check_packed(const char* op, const Tensor& packed, const ProductShape& shape,
                   PackedBytes packed_bytes) {
   check_shape(op, shape);
   check_entries(op, "packed", packed, ScalarType::Byte, packed_bytes(shape),
                 "bytes of this shape");
-  check(reinterpret_cast<uintptr_t>(packed.data_ptr()) % kPackedAlignment == 0, op,
-        ": packed must start at a multiple of ", kPackedAlignment, " bytes.");
+  check_alignment(op, "packed", packed, kPackedAlignment);
 }
 
 void check_rows(const char* op, int64_t rows, int64_t most_rows) {
@@ -164,6 +168,8 @@ void check_digits(const Tensor& digits, const Tensor& packed, int64_t bytes) {
   check_same_device(kDigitsProduct, "digits", digits, packed);
   check_entries(kDigitsProduct, "digits", digits, ScalarType::Byte, bytes,
                 "bytes that digits of so many rows for this weight take");
+  constexpr int64_t kCopied = 16;  // at once, to shared memory
+  check_alignment(kDigitsProduct, "digits", digits, kCopied);
 }
 
 void check_sum_partials(const Tensor& partials, const std::optional<Tensor>& bias,

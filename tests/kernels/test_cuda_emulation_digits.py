@@ -165,6 +165,43 @@ def test_bad_arguments_of_digits(case: dict[str, Any]) -> None:
         torch.ops.vllm_fork.portable_map_digits(x, "relu", *arguments)
 
 
+def product_of_digits(digits: torch.Tensor, packed: torch.Tensor, segments: int) -> torch.Tensor:
+    return torch.ops.vllm_fork.portable_digits_product(
+        digits, packed, None, 2, OUTPUTS, 64, segments, torch.float32
+    )
+
+
+def moved(tensor: torch.Tensor, by: int) -> torch.Tensor:
+    """Return the same bytes, `by` bytes behind a multiple of 64."""
+    memory = torch.zeros(len(tensor) + 128, dtype=torch.uint8)
+    start = -memory.data_ptr() % 64 + by
+    memory[start : start + len(tensor)] = tensor
+    return memory[start : start + len(tensor)]
+
+
+def test_what_does_not_start_where_it_must_is_refused() -> None:
+    """The kernels copy 16 bytes at once; a packed weight has the CPU's 64 on GPUs, too."""
+    weight = packed(64)
+    rows = portable_map(numbers(2, 64, seed=1), Function.RELU, weight)
+    digits = row_digits.of(rows, weight)
+    assert digits is not None
+    expected = product_of_digits(digits, weight.packed, weight.segments)
+    for by in (16, 48, 64):
+        found = product_of_digits(moved(digits, by), weight.packed, weight.segments)
+        assert_same(found, expected)
+    for by in (1, 8):
+        sentence = r"^portable_digits_product: digits must start at a multiple of 16 bytes\.$"
+        with pytest.raises(RuntimeError, match=sentence):
+            product_of_digits(moved(digits, by), weight.packed, weight.segments)
+    for by in (1, 8, 16, 32):
+        sentence = r": packed must start at a multiple of 64 bytes\.$"
+        elsewhere = replace(weight, packed=moved(weight.packed, by))
+        with pytest.raises(RuntimeError, match="^portable_digits_product" + sentence):
+            product_of_digits(digits, elsewhere.packed, weight.segments)
+        with pytest.raises(RuntimeError, match="^portable_product" + sentence):
+            portable_product(numbers(2, 64, seed=1), elsewhere)
+
+
 def test_digits_of_other_rows_are_refused() -> None:
     weight = packed(64)
     digits = row_digits.of(portable_map(numbers(2, 64, seed=1), Function.RELU, weight), weight)
