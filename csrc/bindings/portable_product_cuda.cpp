@@ -30,12 +30,20 @@ const std::string& asked_tensor_cores() {
   return asked;
 }
 
+// Of the current GPU. Asked once: all of one generation have the same code.
+bool has_warpgroups(int64_t major) {
+  if (major != kHopper) return false;
+  static const bool has = has_warpgroup_products();
+  return has;
+}
+
+// The tensor's GPU is the current one.
 Multiprocessors multiprocessors_of(const Tensor& tensor) {
   const int64_t major = attribute_of(tensor, cudaDevAttrComputeCapabilityMajor);
   return {
       .count = attribute_of(tensor, cudaDevAttrMultiProcessorCount),
       .shared_bytes = attribute_of(tensor, cudaDevAttrMaxSharedMemoryPerMultiprocessor),
-      .cores = choose_tensor_cores(major, asked_tensor_cores()),
+      .cores = choose_tensor_cores(major, has_warpgroups(major), asked_tensor_cores()),
       .splits = 0,
   };
 }
@@ -128,9 +136,9 @@ Tensor portable_digits_product(Tensor digits, Tensor packed, std::optional<Tenso
                                ScalarType dtype) {
   const ProductShape shape{outputs, inputs, segments};
   check_digits_product(packed, bias, rows, kMostRowsAtOnce, shape, dtype, packed_weight_bytes);
+  const DeviceGuard guard(packed.get_device_index());
   const Multiprocessors gpu = multiprocessors_of(packed);
   check_digits(digits, packed, product_workspace_bytes(shape, rows, gpu));
-  const DeviceGuard guard(packed.get_device_index());
   Tensor result = torch::stable::new_empty(packed, {rows, outputs}, dtype);
   STD_CUDA_CHECK(launch_product_of_digits(shape, rows, packed.const_data_ptr<uint8_t>(),
                                           digits.mutable_data_ptr<uint8_t>(),

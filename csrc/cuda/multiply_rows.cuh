@@ -58,12 +58,21 @@ __device__ __forceinline__ void multiply_part(const ProductWork& work, int part,
   write_sums(work, TilePlace<Tile>(work, part), sums);
 }
 
+// Whether the code that is being compiled can multiply such tiles.
+template <class Tile>
+inline constexpr bool kIsPossible = !Tile::kByWarpgroup || kHasWarpgroups;
+
+// The threads with which a kernel may be launched, which the host can ask for (is_possible): where
+// nothing can be multiplied, too few for any launch, which then fails before it has begun.
+template <class Tile>
+inline constexpr int kMostLaunched = kIsPossible<Tile> ? Tile::kThreads : 1;
+
 // As many blocks of threads as are on the GPU at once share the parts out: so what they need of
 // memory for pending sums is bounded.
 template <class Tile>
-__global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
+__global__ void __launch_bounds__(kMostLaunched<Tile>, Tile::kResident)
     multiply_rows_kernel(ProductWork work) {
-  if constexpr (Tile::kByWarpgroup && !kHasWarpgroups) {
+  if constexpr (!kIsPossible<Tile>) {
     stop_kernel();
   } else {
     const int blocks = static_cast<int>(gridDim.x);
@@ -72,6 +81,18 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
       __syncthreads();  // before shared memory is written anew
     }
   }
+}
+
+// Whether the code that the current GPU has got of this library can multiply such tiles. If there is
+// none for it at all, launching a kernel says so.
+template <class Tile>
+bool is_possible() {
+  cudaFuncAttributes attributes{};
+  if (cudaFuncGetAttributes(&attributes, multiply_rows_kernel<Tile>) != cudaSuccess) {
+    cudaGetLastError();  // no later launch is to blame
+    return false;
+  }
+  return attributes.maxThreadsPerBlock >= Tile::kThreads;
 }
 
 }  // namespace vllm_fork

@@ -8,6 +8,8 @@
 namespace vllm_fork {
 int64_t packed_weight_bytes(const ProductShape& shape) { return WeightTiles(shape).bytes(); }
 
+bool has_warpgroup_products() { return is_possible<TileOfManyWarpgroups>(); }
+
 int64_t product_workspace_bytes(const ProductShape& shape, int64_t rows,
                                 const Multiprocessors& gpu) {
   return product_workspace(shape, rows, gpu);

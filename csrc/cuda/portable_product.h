@@ -28,6 +28,11 @@ struct ProductResult {
   Format bias_format;
 };
 
+// Whether the library has code for the current GPU that multiplies with wgmma. A Hopper whose code was
+// compiled for sm_90, or from PTX of an older generation, has none: only sm_90a has these
+// instructions.
+bool has_warpgroup_products();
+
 // The bytes of a packed weight, as digit_tiles.cuh lays it out.
 int64_t packed_weight_bytes(const ProductShape& shape);
 

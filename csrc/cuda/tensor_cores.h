@@ -15,12 +15,15 @@ enum class TensorCores {
 
 inline constexpr const char* kTensorCoresVariable = "VLLM_FORK_CUDA_TENSOR_CORES";
 
-// What a GPU of this compute capability multiplies with. `asked` is the value of the variable,
-// empty if it is not set. Throws std::runtime_error if that is no kind of product.
-inline TensorCores choose_tensor_cores(int64_t major, const std::string& asked) {
-  constexpr int64_t kHopper = 9;
-  constexpr int64_t kBlackwell = 10;  // of data centers
-  const TensorCores int8 = major == kHopper ? TensorCores::kInt8Warpgroups : TensorCores::kInt8;
+inline constexpr int64_t kHopper = 9;      // compute capabilities, without what is behind the point
+inline constexpr int64_t kBlackwell = 10;  // of data centers
+
+// What a GPU of this compute capability multiplies with. `has_warpgroups`: whether it has the code
+// for wgmma. `asked` is the value of the variable, empty if it is not set. Throws std::runtime_error
+// if that is no kind of product.
+inline TensorCores choose_tensor_cores(int64_t major, bool has_warpgroups,
+                                       const std::string& asked) {
+  const TensorCores int8 = has_warpgroups ? TensorCores::kInt8Warpgroups : TensorCores::kInt8;
   if (asked.empty()) return major == kBlackwell ? TensorCores::kBfloat16 : int8;
   if (asked == "int8") return int8;
   if (asked == "bfloat16") return TensorCores::kBfloat16;

@@ -37,7 +37,7 @@ inline constexpr bool kHasWarpgroups = true;
 inline constexpr bool kHasWarpgroups = false;  // no kernel may call what follows
 #endif
 
-// What a kernel for another GPU comes to.
+// What a kernel for another GPU comes to, if anything could launch it.
 __device__ __forceinline__ void stop_kernel() { __trap(); }
 
 // sums += a * b for a [64, 32], of which each warp has 16 rows as for multiply_add, and the rows of

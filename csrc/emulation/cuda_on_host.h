@@ -143,6 +143,28 @@ T* dynamic_shared() {
   return reinterpret_cast<T*>(emulation::Block::current_block->dynamic_memory());
 }
 
+}  // namespace vllm_fork
+
+struct cudaFuncAttributes {
+  int maxThreadsPerBlock;
+};
+
+namespace vllm_fork::emulation {
+
+inline int most_threads_of_kernels = kMostThreads;  // by their code, as the library is asked for it
+
+}  // namespace vllm_fork::emulation
+
+template <typename... Parameters>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void (*)(Parameters...)) {
+  attributes->maxThreadsPerBlock = vllm_fork::emulation::most_threads_of_kernels;
+  return cudaSuccess;
+}
+
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+
+namespace vllm_fork {
+
 // Runs one block after the other, in no order.
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t,

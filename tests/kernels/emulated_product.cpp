@@ -20,14 +20,22 @@ extern "C" {
 const char* failure() { return emulation::failure.c_str(); }
 
 // The tensor cores' number, or -1 where failure() says why not.
-int64_t chosen_tensor_cores(int64_t major, const char* asked) {
+int64_t chosen_tensor_cores(int64_t major, int64_t has_warpgroups, const char* asked) {
   emulation::failure.clear();
   try {
-    return static_cast<int64_t>(choose_tensor_cores(major, asked));
+    return static_cast<int64_t>(choose_tensor_cores(major, has_warpgroups != 0, asked));
   } catch (const std::runtime_error& error) {
     emulation::failure = error.what();
     return -1;
   }
+}
+
+// What the library says of code whose kernels can be launched with so many threads.
+int64_t has_warpgroups(int64_t most_threads) {
+  emulation::most_threads_of_kernels = static_cast<int>(most_threads);
+  const bool has = has_warpgroup_products();
+  emulation::most_threads_of_kernels = emulation::kMostThreads;
+  return has ? 1 : 0;
 }
 
 int64_t packed_bytes(int64_t outputs, int64_t inputs, int64_t segments) {

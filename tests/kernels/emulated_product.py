@@ -70,6 +70,7 @@ class EmulatedProduct:
         library.packed_bytes.restype = ctypes.c_int64
         library.workspace_bytes.restype = ctypes.c_int64
         library.chosen_tensor_cores.restype = ctypes.c_int64
+        library.has_warpgroups.restype = ctypes.c_int64
         library.rows_multiplied_at_once.restype = ctypes.c_int64
         return cls(library)
 
@@ -78,9 +79,10 @@ class EmulatedProduct:
         failure = function(*map(_argument, arguments))
         assert failure == b"", failure.decode()
 
-    def tensor_cores(self, major: int, asked: str) -> TensorCores:
+    def tensor_cores(self, major: int, has_warpgroups: bool, asked: str) -> TensorCores:
         """Return what a GPU of this compute capability multiplies with, if that is asked for."""
-        chosen = self.library.chosen_tensor_cores(ctypes.c_int64(major), asked.encode())
+        numbers = (ctypes.c_int64(major), ctypes.c_int64(has_warpgroups))
+        chosen = self.library.chosen_tensor_cores(*numbers, asked.encode())
         if chosen < 0:
             raise RuntimeError(self.library.failure().decode())
         return TensorCores(chosen)

@@ -1,5 +1,7 @@
 """The CUDA kernels of the portable product, emulated on a CPU: the bits of the CPU's own."""
 
+import ctypes
+
 import pytest
 import torch
 from emulated_product import EmulatedProduct, TensorCores
@@ -205,22 +207,33 @@ def test_parts_of_a_layer(gpu: EmulatedProduct) -> None:
 
 # --- which tensor cores --------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("major", "asked", "chosen"),
+    ("major", "has_warpgroups", "asked", "chosen"),
     [
-        (8, "", TensorCores.INT8),
-        (9, "", TensorCores.INT8_WARPGROUPS),
-        (10, "", TensorCores.BFLOAT16),
-        (12, "", TensorCores.INT8),
-        (8, "bfloat16", TensorCores.BFLOAT16),
-        (9, "bfloat16", TensorCores.BFLOAT16),
-        (9, "int8", TensorCores.INT8_WARPGROUPS),
-        (10, "int8", TensorCores.INT8),
+        (8, False, "", TensorCores.INT8),
+        (9, True, "", TensorCores.INT8_WARPGROUPS),
+        (9, False, "", TensorCores.INT8),
+        (10, False, "", TensorCores.BFLOAT16),
+        (12, False, "", TensorCores.INT8),
+        (8, False, "bfloat16", TensorCores.BFLOAT16),
+        (9, True, "bfloat16", TensorCores.BFLOAT16),
+        (9, True, "int8", TensorCores.INT8_WARPGROUPS),
+        (9, False, "int8", TensorCores.INT8),
+        (10, False, "int8", TensorCores.INT8),
     ],
 )
 def test_the_choice_of_tensor_cores(
-    major: int, asked: str, chosen: TensorCores, gpu: EmulatedProduct
+    major: int, has_warpgroups: bool, asked: str, chosen: TensorCores, gpu: EmulatedProduct
 ) -> None:
-    assert gpu.tensor_cores(major, asked) is chosen
+    assert gpu.tensor_cores(major, has_warpgroups, asked) is chosen
+
+
+@pytest.mark.parametrize(("most_threads", "has"), [(256, True), (1024, True), (1, False)])
+def test_what_the_library_says_of_warpgroups(
+    most_threads: int, has: bool, gpu: EmulatedProduct
+) -> None:
+    """Code that was not compiled for sm_90a can be launched with one thread; see
+    test_cuda_product_code.py."""
+    assert bool(gpu.library.has_warpgroups(ctypes.c_int64(most_threads))) is has
 
 
 @pytest.mark.parametrize("asked", ["bf16", "INT8", " int8", "0"])
@@ -231,7 +244,7 @@ def test_tensor_cores_that_are_no_choice(asked: str, gpu: EmulatedProduct) -> No
     )
     for major in (8, 9, 10, 12):
         with pytest.raises(RuntimeError) as error:
-            gpu.tensor_cores(major, asked)
+            gpu.tensor_cores(major, major == 9, asked)
         assert str(error.value) == sentence
 
 

@@ -12,7 +12,7 @@ from emulated_product import TensorCores
 from test_cuda_build import CSRC, NVCC
 
 SOURCE = CSRC / "cuda" / "portable_product.cu"
-ARCHITECTURES = ("80", "86", "89", "90a", "100", "120")
+ARCHITECTURES = ("80", "86", "89", "90", "90a", "100", "120")
 PRODUCTS = {
     TensorCores.INT8: "IMMA.16832.S8.S8",
     TensorCores.INT8_WARPGROUPS: "IGMMA.64x96x32.S8.S8",
@@ -20,6 +20,7 @@ PRODUCTS = {
 }
 TILES = {TensorCores.INT8: 5, TensorCores.INT8_WARPGROUPS: 1, TensorCores.BFLOAT16: 5}
 """Kernels that multiply."""
+WARPGROUP_THREADS = 256
 
 
 def disassembler() -> str:
@@ -58,6 +59,14 @@ def cores_of(kernel: str) -> TensorCores:
     return TensorCores(int(number.group(1)))
 
 
+def most_threads_of(listing: str) -> dict[str, int]:
+    """With how many threads each kernel can be launched: what cudaFuncGetAttributes is told."""
+    parts = re.split(r"^\.nv\.info\.(\S+)$", listing, flags=re.M)[1:]
+    pattern = re.compile(r"EIATTR_MAX_THREADS\s+Format:\s+\S+\s+Value:\s+(0x\w+)")
+    found = {name: pattern.search(text) for name, text in zip(parts[::2], parts[1::2], strict=True)}
+    return {name: int(threads.group(1), 16) for name, threads in found.items() if threads}
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_machine_code(tmp_path: Path, architecture: str) -> None:
     """Tensor cores multiply, nothing spills, and no arithmetic is fused or approximate."""
@@ -68,13 +77,18 @@ def test_machine_code(tmp_path: Path, architecture: str) -> None:
     assert set(re.findall(r"(\d+) bytes (?:stack frame|spill \w+)", said)) == {"0"}
 
     functions = functions_of(run(disassembler(), "-sass", binary))
+    threads = most_threads_of(run(disassembler(), "-elf", binary))
     kernels = {name: code for name, code in functions.items() if "multiply_rows" in name}
     assert Counter(map(cores_of, kernels)) == TILES
     for name, code in kernels.items():
         cores = cores_of(name)
-        if cores is TensorCores.INT8_WARPGROUPS and architecture != "90a":
-            assert "LDGSTS" not in {name.split(".")[0] for name in code}  # it only stops
-            continue
+        if cores is TensorCores.INT8_WARPGROUPS:
+            # Elsewhere it only stops, and no launch gets there.
+            is_whole = architecture == "90a"
+            assert threads[name] == (WARPGROUP_THREADS if is_whole else 1)
+            assert ("LDGSTS" in {name.split(".")[0] for name in code}) == is_whole
+            if not is_whole:
+                continue
         assert {name for name in code if re.match("[HI]G?MMA", name)} == {PRODUCTS[cores]}
         assert any(name.startswith("LDGSTS") and ".128" in name for name in code)
     for code in functions.values():
