@@ -163,7 +163,7 @@ def pip(*arguments: str) -> list[str]:
 
 
 def run(*command: str) -> str:
-    """Run a command and return its standard output; the log gets that and its errors.
+    """Run a command and return its output and errors, which the log gets as they come.
 
     Raises:
         BuildError: it failed; its last lines are printed.
@@ -173,18 +173,21 @@ def run(*command: str) -> str:
     with LOG.open("a") as log:
         log.write(f"$ {' '.join(command)}\n")
         log.flush()
+        start = log.tell()
         done = subprocess.run(
-            command, cwd=ROOT, env=os.environ | {"PATH": path}, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            command, cwd=ROOT, env=os.environ | {"PATH": path},
+            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        log.write(done.stdout)
+    with LOG.open(errors="replace") as log:
+        log.seek(start)
+        output = log.read()
     if done.returncode:
-        print("\n".join(done.stdout.splitlines()[-LAST_LINES:]), flush=True)
+        print("\n".join(output.splitlines()[-LAST_LINES:]), flush=True)
         raise BuildError(
             f"`{' '.join(command[:4])} ...` failed with status {done.returncode}; its last lines "
             f"are above, and all in {LOG.name}."
         )
-    return done.stdout
+    return output
 
 
 def architecture_of_gpu() -> str:
@@ -238,7 +241,8 @@ def check_pack() -> None:
     """
     if not PACK.is_dir():
         raise BuildError("build/gpu/pack is not there: run `python -m benchmarks.gpu.pack` before.")
-    packed = (PACK / "python.txt").read_text().strip()
+    version = PACK / "python.txt"
+    packed = version.read_text().strip() if version.exists() else "an unknown version"
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
     if packed != own:
         raise BuildError(

@@ -137,7 +137,8 @@ def main() -> None:
     else:
         answer = engine_answers(options.folder, options.mode)
     seconds = round(time.perf_counter() - start, 1)
-    for rates in rates_of(answer, options.tokens, options.rounds):
+    batches = BATCHES[:-1] if options.mode == "exact" else BATCHES  # it steps through requests
+    for rates in rates_of(answer, options.tokens, options.rounds, batches):
         print(json.dumps({**rates, "start": seconds}), flush=True)
 
 

@@ -8,8 +8,8 @@ the tokens, and for each 32 of them a digest of all their logits; the bits depen
 the tokens alone, so that every machine must have them. Printed is how many digests are equal.
 
 attached: Transformers reads prompts with their answers at once; generate: it answers, token by
-token; engine: all prompts are in one batch, in chunks; graphs: the same, and on a GPU its steps are
-CUDA graphs.
+token; engine: all prompts are in one batch, in chunks; graphs: the same with CUDA graphs of
+decoding on a GPU, as engines have them by default; full graphs: of all steps.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ DTYPES = ("bfloat16", "float16")
 TOKENS = 256
 BLOCK = 32
 """Tokens that share a digest."""
+
+USUAL = {"enforce_eager": False, "kv_cache_memory_bytes": None, "gpu_memory_utilization": 0.5}
+"""Arguments of an engine beside those of `determinism_side.start`."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +124,16 @@ def by_engine(
 
 
 def by_graphs(dtype: str, device: str, expected: list[Answer]) -> list[Answer]:
-    """The same, and steps become CUDA graphs, those of prompts, too."""
-    graphs = {"enforce_eager": False, "compilation_config": {"cudagraph_mode": "FULL"}}
-    return by_engine(dtype, device, expected, graphs)
+    """The same as users start it: steps of decoding become CUDA graphs on a GPU, whose memory is
+    measured for the cache.
+    """
+    return by_engine(dtype, device, expected, USUAL)
+
+
+def by_full_graphs(dtype: str, device: str, expected: list[Answer]) -> list[Answer]:
+    """The same, and steps with prompts become graphs, too."""
+    graphs = {"compilation_config": {"cudagraph_mode": "FULL"}}
+    return by_engine(dtype, device, expected, {**USUAL, **graphs})
 
 
 def rows_of(found: Any) -> torch.Tensor:
@@ -142,6 +152,7 @@ WAYS: dict[str, Callable[[str, str, list[Answer]], list[Answer]]] = {
     "generate": by_generate,
     "engine": by_engine,
     "graphs": by_graphs,
+    "full graphs": by_full_graphs,
 }
 """They take a dtype, a device and the expected answers."""
 

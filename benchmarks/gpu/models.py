@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +92,13 @@ def make_model(name: str, folder: Path, device: str) -> None:
     model.generation_config = GenerationConfig(
         bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id
     )
-    folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder)
-    write_tokenizer(config, True, folder)
+    partial = folder.with_name(f"{folder.name}.partial")  # so that a half is not taken for one
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    model.save_pretrained(partial)
+    write_tokenizer(config, True, partial)
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
 
 
 def main() -> None:

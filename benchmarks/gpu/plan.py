@@ -59,24 +59,28 @@ class Plan:
         yield self._bits("self-check", "digests", "self-check", expected=20, limit=60)
         yield self._bits(f"real shapes, {self._main}", "real_shapes", self._main, expected=60,
                          limit=150)  # fmt: skip
-        for tool in ("memcheck", "racecheck"):
-            yield self._bits(tool, "sanitizer", tool, expected=60, limit=150)
+        yield self._sanitizer("memcheck")
         for way in ("attached", "engine", "graphs"):
             yield self._model_bits(way, "bfloat16")
         yield self._bits("exact, bfloat16", "exact_bits", "exact", "--dtype", "bfloat16",
                          expected=60, limit=150, on_device=False)  # fmt: skip
         yield self._bits("draws and penalties", "pytorch_bits", expected=20, limit=60)
+        yield self._sanitizer("racecheck")
 
     def _more_bits(self) -> Iterator[Measurement]:
         yield self._bits("operations", "digests", "operations", expected=30, limit=90)
         yield self._bits(f"real shapes, {self._main}, bfloat16 cores", "real_shapes", self._main,
                          expected=60, limit=150, environment=_OTHER_CORES)  # fmt: skip
         yield self._model_bits("generate", "bfloat16")
+        yield self._model_bits("full graphs", "bfloat16")
         for way in ("attached", "engine", "graphs", "generate"):
             yield self._model_bits(way, "float16")
         for mode, dtype in (("exact", "float16"), ("hf_compat", "bfloat16")):
             yield self._bits(f"{mode}, {dtype}", "exact_bits", mode, "--dtype", dtype,
                              expected=60, limit=150, on_device=False)  # fmt: skip
+
+    def _sanitizer(self, tool: str) -> Measurement:
+        return self._bits(tool, "sanitizer", tool, expected=60, limit=150)
 
     def _model_bits(self, way: str, dtype: str) -> Measurement:
         expected = 30 if way == "attached" else 60

@@ -39,6 +39,9 @@ from vllm.fork_ops.portable_sampling import portable_draw, portable_filter
 ROWS = (1, 5, 8, 16, 17, 32, 64, 65, 96, 97, 200, 1537, 3000)
 """Around the sizes of tiles, and more than are multiplied at once."""
 
+OFTEN = 5
+"""Results between two lines that are printed."""
+
 ROWS_WITH_DIGITS = tuple(rows for rows in ROWS if rows <= 1536)
 
 REQUESTS = {
@@ -190,7 +193,7 @@ PARTS: dict[str, Callable[[str, Sides], Found]] = {
 
 
 def compare(name: str, device: torch.device) -> Iterator[dict[str, Any]]:
-    """Compare all parts, and yield what was found until then.
+    """Compare all parts, and yield what was found until then, again and again.
 
     Args:
         name: of the model, see `models.SHAPES`.
@@ -199,8 +202,10 @@ def compare(name: str, device: torch.device) -> Iterator[dict[str, Any]]:
     comparison, sides = Comparison(), Sides(device)
     for part, results in PARTS.items():
         try:
-            for title, (here, there) in results(name, sides):
+            for number, (title, (here, there)) in enumerate(results(name, sides)):
                 comparison.add(f"{part}: {title}", here, there)
+                if number % OFTEN == 0:
+                    yield comparison.values()
         except RuntimeError as error:  # the other parts may have their bits
             comparison.fail(part, error)
         yield comparison.values()

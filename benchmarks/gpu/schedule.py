@@ -44,7 +44,7 @@ def next_of(
 def _is_new(one: Measurement, known: Outcome | None, sources: str) -> bool:
     if known is None or known.key != one.key:
         return True
-    return one.makes is not None and not one.makes.exists()
+    return one.makes is not None and known.failure is None and not one.makes.exists()
 
 
 def _is_old(one: Measurement, known: Outcome | None, sources: str) -> bool:
@@ -76,8 +76,9 @@ def run_all(
         again: names of those that are run once more.
     """
     end = time.monotonic() + seconds
-    while one := next_of(measurements, results.of, end - time.monotonic(), again, results.sources):
-        again -= {one.name}
+    waiting = list(measurements)
+    while one := next_of(waiting, results.of, end - time.monotonic(), again, results.sources):
+        waiting.remove(one)  # once in a call, whatever becomes of it
         outcome = run(one, results.log(one.name))
         results.add(outcome)
         print(f"{outcome.seconds:>7.1f} s  {outcome.name}  {outcome.failure or ''}", flush=True)

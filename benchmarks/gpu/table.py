@@ -153,7 +153,7 @@ ROWS = (
     Row("the same without CUDA graphs, 1 answer at once", "1.6-2", "",
         step("1", "deterministic, eager")),
 )  # fmt: skip
-"""Predictions are for one H100 and an 8B Llama, +-25 %."""
+"""Predictions are estimates for one H100 and an 8B Llama; see docs/gpu.md."""
 
 
 def machines() -> Iterator[tuple[str, Outcomes]]:

@@ -67,6 +67,7 @@ def test_the_arguments_of_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"compilation_config": {"mode": 3}}, CUDAGraphMode.FULL_DECODE_ONLY),
         ({"compilation_config": {"cudagraph_mode": "NONE"}}, None),
         ({"enforce_eager": True}, None),
+        ({"optimization_level": 0}, None),
         ({"enable_lora": True}, None),
         ({"hf_overrides": {"num_experts": 4}}, None),
     ],
@@ -143,6 +144,7 @@ def compat(monkeypatch: pytest.MonkeyPatch, **arguments: Any) -> EngineArgs:
             CompilationMode.NONE,
             CUDAGraphMode.NONE,
         ),
+        ({"optimization_level": 0}, CompilationMode.NONE, CUDAGraphMode.NONE),
         ({"dtype": "float32"}, None, None),  # the last bits are not HF's anyway
         ({"hf_compat": False}, None, None),
         ({"enforce_eager": True}, None, None),

@@ -105,6 +105,8 @@ def _why_eager(args: EngineArgs, mode: CUDAGraphMode | None) -> str | None:
         return "compiled code rounds in its own order"
     if mode is not None:
         return None if mode else "cudagraph_mode is NONE"
+    if int(args.optimization_level) == 0:
+        return "the optimization level is 0"
     if args.enable_lora:
         return "a CUDA graph would keep the adapters of one step"
     if num_experts(config_of(args)):

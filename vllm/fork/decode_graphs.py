@@ -19,7 +19,10 @@ pieces of compiled code.
 
 
 def run_uncompiled(args: EngineArgs) -> None:
-    """Leave compiled code out, in place, with `DEFAULT` unless the arguments name other graphs."""
+    """Leave compiled code out, in place, with `DEFAULT` unless the arguments name other graphs, or
+    ask for none by ``-O0``.
+    """
     args.compilation_config.mode = CompilationMode.NONE
     if args.compilation_config.cudagraph_mode is None:
-        args.compilation_config.cudagraph_mode = DEFAULT
+        is_plain = int(args.optimization_level) == 0
+        args.compilation_config.cudagraph_mode = CUDAGraphMode.NONE if is_plain else DEFAULT
