@@ -81,7 +81,8 @@ wheel: plan $(BIN)/python
 test-long: plan dev
 	HF_COMPAT_TESTS=long $(BIN)/python -m pytest tests/hf_compat/test_generate.py \
 		tests/hf_compat/test_speculation.py tests/hf_compat/test_beams.py \
-		tests/server/test_fuzz.py tests/hf_numerics tests/upstream
+		tests/server/test_fuzz.py tests/server/test_stop_strings.py tests/hf_numerics \
+		tests/upstream
 
 lint: plan dev
 	$(BIN)/ruff check $(OWN_CODE)

@@ -117,6 +117,7 @@ LIKELY: dict[str, Draw] = {
     "max_time": lambda rng: rng.choice([0.0, 0.01, 5.0]),
 }
 
+SPECIAL_KEYS = ["grammar", "regex", "json", "choice", "kv_transfer_params", "hf_compat", "pickled"]
 JUNK: list[Draw] = [
     lambda rng: rng.choice([0, -1, 1, 2, 3, 7, 100, 4095, 4096, -4096]),
     lambda rng: rng.choice([1, -1]) * rng.choice([2**31, 2**32, 2**62, 2**63, 2**64, 10**30]),
@@ -142,7 +143,6 @@ JUNK: list[Draw] = [
     lambda rng: ["ab"] * rng.choice([3, 60, 5000]),
     lambda rng: {rng.choice(SPECIAL_KEYS): junk(rng)},
 ]
-SPECIAL_KEYS = ["grammar", "regex", "json", "choice", "kv_transfer_params", "hf_compat", "pickled"]
 GRAMMARS: list[dict[str, Any]] = [
     {"grammar": 'root ::= root "a"'},
     {"grammar": 'root ::= "b" x\nx ::= x'},

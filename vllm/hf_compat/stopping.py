@@ -16,12 +16,12 @@ from transformers.generation import (
     MaxTimeCriteria,
     StoppingCriteria,
     StoppingCriteriaList,
-    StopStringCriteria,
 )
 
 from vllm.exceptions import VLLMValidationError
 from vllm.hf_compat.call import Callbacks
 from vllm.hf_compat.request import HFRequest
+from vllm.hf_compat.stop_strings import StopStrings
 from vllm.logger import init_logger
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
@@ -91,7 +91,7 @@ def check_stop_strings(stop_strings: str | list[str], tokenizer: Any) -> None:
         VLLMValidationError: with its reason.
     """
     try:
-        StopStringCriteria(tokenizer, stop_strings)
+        StopStrings(tokenizer, stop_strings)
     except (ValueError, TypeError, AssertionError) as error:
         raise VLLMValidationError(
             f"Transformers fails on stop_strings={stop_strings!r:.200}: {error}",
@@ -110,7 +110,7 @@ def _criteria(
     if max_time is not None:
         found.append(MaxTimeCriteria(max_time, initial_timestamp=start))
     if stop_strings is not None:
-        found.append(StopStringCriteria(tokenizer(), stop_strings))
+        found.append(StopStrings(tokenizer(), stop_strings))
     return found
 
 
@@ -203,7 +203,7 @@ class StoppingDetokenizer(WrappedDetokenizer):
 
 def _reason(criterion: StoppingCriteria) -> str:
     """What a client reads as ``stop_reason``."""
-    if isinstance(criterion, StopStringCriteria) and len(criterion.stop_strings) == 1:
+    if isinstance(criterion, StopStrings) and len(criterion.stop_strings) == 1:
         return str(criterion.stop_strings[0])
-    names = {StopStringCriteria: "stop_strings", MaxTimeCriteria: "max_time"}
+    names = {StopStrings: "stop_strings", MaxTimeCriteria: "max_time"}
     return names.get(type(criterion), type(criterion).__name__)
