@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <cstdlib>
 #include <stdexcept>
 #include <string>
 
@@ -37,7 +38,8 @@ inline void check_launch(cudaError_t error) {
 #undef STD_CUDA_CHECK
 #define STD_CUDA_CHECK(call) ::vllm_fork::emulation::check_launch(call)
 
-// A GPU with few multiprocessors, so that small products are of several kinds of parts, too.
+// A GPU with few multiprocessors, so that small products are of several kinds of parts, too. Its
+// compute capability is 8, or what VLLM_FORK_EMULATED_CAPABILITY says.
 enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMajor,
   cudaDevAttrMultiProcessorCount,
@@ -45,11 +47,18 @@ enum cudaDeviceAttr {
 };
 
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  constexpr int kAmpere = 8;
-  constexpr int kMultiprocessors = 4;
-  *value = attribute == cudaDevAttrComputeCapabilityMajor   ? kAmpere
-           : attribute == cudaDevAttrMultiProcessorCount    ? kMultiprocessors
-                                                            : vllm_fork::emulation::kMostSharedBytes;
+  const char* capability = std::getenv("VLLM_FORK_EMULATED_CAPABILITY");
+  constexpr int kMultiprocessors = 8;
+  switch (attribute) {
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = capability == nullptr ? 8 : std::atoi(capability);
+      break;
+    case cudaDevAttrMultiProcessorCount:
+      *value = kMultiprocessors;
+      break;
+    default:
+      *value = vllm_fork::emulation::kMostSharedBytes;
+  }
   return cudaSuccess;
 }
 

@@ -54,6 +54,14 @@ def test_the_start_up_check() -> None:
         assert gpu.calls["portable_digits_product"] == 6
 
 
+def test_the_start_up_check_of_a_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its many rows are multiplied with wgmma, in segments of several blocks, by norms' digits."""
+    monkeypatch.setenv("VLLM_FORK_EMULATED_CAPABILITY", "9")
+    name = "products of many rows that were just computed"
+    with emulated_gpu():
+        assert dict(digests(GPU, [name])) == {name: EXPECTED[name]}
+
+
 @pytest.mark.parametrize("case", PRODUCTS)
 def test_an_attached_model(case: str) -> None:
     """A prompt, and a batch with padding, then one more token with the cache.

@@ -47,7 +47,7 @@ EXPECTED = {
     "products of many channels": "0867a79327ab8e9a",
     "products of many rows that were just computed": "b1d39c20661b63ae",
     "attention to many tokens": "7e8a8c6745682e20",
-    "sampling from many tokens": "40d3904532642604",
+    "sampling from many tokens": "5989870fa0762aa1",
 }
 """SHA-256 of the bits of each group of operations, its first 16 digits."""
 
@@ -334,12 +334,13 @@ def _attention_of_many(numbers: _Numbers, size: int) -> torch.Tensor:
 
 
 def _samples_from_many_tokens(numbers: _Numbers) -> list[torch.Tensor]:
-    """Several blocks of threads share a row."""
+    """Several blocks of threads share a row, if there are few."""
     logits = numbers(4, 50001, salt=26, dtype=torch.float32) * 3
     kept = _some_of(logits, numbers)
-    drawn = portable_draw(kept, numbers.of([1, 2, 3, 4]), numbers.of([9, 8, 7, 6]))
-    best = portable_top_k(logits, 20)
-    return [portable_log_softmax(logits), portable_argmax(logits), *best, kept, drawn]
+    few = logits[:2]
+    drawn = portable_draw(few, numbers.of([1, 2]), numbers.of([9, 8]))
+    best = portable_top_k(few, 20)
+    return [portable_log_softmax(few), portable_argmax(few), *best, kept, drawn]
 
 
 _GROUPS: dict[str, Callable[[_Numbers], list[torch.Tensor]]] = {
