@@ -158,11 +158,14 @@ def test_a_release_that_pip_cannot_download_is_named(
 # --- the next real release -----------------------------------------------------------------------
 RELEASE = "0.33.0"
 CONFLICTS = [
+    ("0002-hf-compat-requests.patch", "vllm/entrypoints/launchers/run_batch.py", 825),
     ("0002-hf-compat-requests.patch", "vllm/entrypoints/llm.py", 35),
     ("0007-cpu-memory.patch", "vllm/v1/worker/cpu_worker.py", 77),
     ("0008-hf-compat-answers.patch", "vllm/v1/engine/__init__.py", 241),
     ("0010-lora-without-adapter-cpu.patch", "vllm/lora/ops/torch_ops/lora_ops.py", 35),
     ("0010-lora-without-adapter-cpu.patch", "vllm/lora/ops/torch_ops/lora_ops.py", 123),
+    ("0012-processes.patch", "vllm/entrypoints/launchers/launcher.py", 21),
+    ("0012-processes.patch", "vllm/v1/engine/core.py", 51),
 ]
 
 
@@ -188,7 +191,7 @@ def next_release() -> Rebased:
     return Rebased(status, said)
 
 
-def test_56_of_61_hunks_apply_to_the_next_release(next_release: Rebased) -> None:
+def test_all_other_hunks_apply_to_the_next_release(next_release: Rebased) -> None:
     conflicts = []
     for line in next_release.said:
         if line.endswith(".patch"):
@@ -197,7 +200,10 @@ def test_56_of_61_hunks_apply_to_the_next_release(next_release: Rebased) -> None
             path, _, number = line.split()[0].partition(":")
             conflicts.append((patch, path, int(number)))
     assert conflicts == CONFLICTS
-    assert next_release.said[-1].startswith(f"56 of 61 hunks apply to {RELEASE}; written to ")
+    series = load_series(ROOT / "patches")
+    total = sum(len(hunks) for patch in series for hunks in patch.files.values())
+    said = f"{total - len(CONFLICTS)} of {total} hunks apply to {RELEASE}; written to "
+    assert next_release.said[-1].startswith(said)
     assert next_release.status == 1
 
 
@@ -208,7 +214,7 @@ def test_rejected_hunks_are_written_beside_the_series(next_release: Rebased) -> 
         original = parse_patch(name, (ROOT / "patches" / name).read_text())
         hunk = next(hunk for hunk in original.files[path] if hunk.after == number)
         rejected = parse_patch("reject", (next_release.folder / f"{name}.rej").read_text())
-        assert rejected.files.keys() == {path}
+        assert rejected.files.keys() == {file for patch, file, _ in CONFLICTS if patch == name}
         assert hunk in rejected.files[path]
 
 
@@ -223,7 +229,6 @@ def test_every_other_hunk_is_in_the_rebased_series(next_release: Rebased) -> Non
         ]
 
     assert inserted(next_release.series) == inserted(load_series(ROOT / "patches"))
-    assert len(inserted(next_release.series)) == 56
 
 
 def test_each_rebased_patch_applies_to_the_next_release(next_release: Rebased) -> None:
@@ -233,7 +238,7 @@ def test_each_rebased_patch_applies_to_the_next_release(next_release: Rebased) -
 
 def test_the_merged_files_compile(next_release: Rebased) -> None:
     merged = patched_files(next_release.series, next_release.upstream)
-    assert len(merged) == 20
+    assert merged
     for path, text in merged.items():
         assert text != (next_release.upstream / path).read_text()
         ast.parse(text, path)
