@@ -262,6 +262,7 @@ def test_a_failing_criterion_ends_its_request_alone(
     failing = plain.updated({"stopping_criteria": [Fails()]})
     params = [frontend.to_sampling_params(call) for call in (plain, failing)]
     first, second = engine.generate(as_prompts(prompts[:2]), params, use_tqdm=False)
+    assert second.outputs[0].finish_reason == "error"
     assert len(second.outputs[0].token_ids) == 1
     assert second.outputs[0].stop_reason == "Fails failed: KeyError: 'no such thing'"
     assert token_ids([first]) == [

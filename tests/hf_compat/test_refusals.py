@@ -11,6 +11,7 @@ from transformers import GenerationConfig
 from tests.engines import MODEL
 from vllm import LLM, SamplingParams
 from vllm.exceptions import VLLMValidationError
+from vllm.hf_compat.frontend import accept_params
 from vllm.sampling_params import BeamSearchParams
 
 PROMPT = {"prompt_token_ids": [5, 6, 7]}
@@ -69,7 +70,7 @@ def test_longer_than_the_context_window(engine: LLM) -> None:
 # Arguments of `generate()` beside the configuration.
 BAD_CALLS: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 3}, "no argument 'max_tokens' that hf_compat honours"),
-    ({"streamer": object()}, "no argument 'streamer'"),
+    ({"streamer": object()}, "does not honour generate...s argument streamer: tokens"),
     ({"temperature": 0.0, "do_sample": True}, "strictly positive float"),
     ({"num_return_sequences": 2}, "Greedy methods"),
     ({"prefix_allowed_tokens_fn": threading.Lock().acquire}, "cannot be pickled"),
@@ -85,6 +86,18 @@ def test_bad_calls(engine: LLM, arguments: dict[str, Any], reason: str) -> None:
 def test_call_arguments_beside_sampling_params(engine: LLM) -> None:
     with pytest.raises(VLLMValidationError, match="complete a GenerationConfig"):
         engine.generate(PROMPT, SamplingParams(), use_tqdm=False, top_k=3)
+
+
+def test_what_an_engine_without_hf_compat_would_half_honour(engine: LLM) -> None:
+    """Resolved parameters of another engine, and what its requests carry, here with a pickle."""
+    assert engine.input_processor.hf_compat is not None
+    resolved = engine.input_processor.hf_compat.to_sampling_params(GenerationConfig())
+    carried = SamplingParams(extra_args={"hf_compat": {"num_beams": 2, "criteria": b"gA=="}})
+    for params, reason in ((resolved, "needs hf_compat"), ([carried], "writes for itself")):
+        with pytest.raises(VLLMValidationError, match=reason):
+            accept_params(None, params)
+    plain = SamplingParams(extra_args={"of_a_plugin": 1})
+    assert accept_params(None, plain) is plain
 
 
 def test_beam_search(engine: LLM) -> None:

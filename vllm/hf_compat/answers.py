@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from vllm.hf_compat.request import HFRequest
-from vllm.hf_compat.stopping import WrappedDetokenizer, stop_like_hf
+from vllm.hf_compat.stopping import StoppingDetokenizer, WrappedDetokenizer, stop_like_hf
 from vllm.outputs import CompletionOutput
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
@@ -123,10 +123,14 @@ def collect(state: RequestState, answer: EngineCoreOutput) -> None:
 def with_tensors(state: RequestState, output: CompletionOutput) -> CompletionOutput:
     """Return `output` with the scores and logits that were collected; itself without any.
 
+    It ends in an error if a criterion failed.
+
     Args:
         state: of the request.
         output: what vLLM made of its tokens.
     """
+    if isinstance(state.detokenizer, StoppingDetokenizer) and state.detokenizer.has_failed:
+        output.finish_reason = "error"
     found = _arrays(getattr(state, "hf_compat", {}), len(output.token_ids))
     if not found:
         return output

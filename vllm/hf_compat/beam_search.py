@@ -67,7 +67,7 @@ class BeamSearch:
         self._do_sample: bool = fields.get("do_sample", False)
         self._length: dict[str, Any] = {
             "length_penalty": fields["length_penalty"],
-            "early_stopping": fields["early_stopping"],
+            "early_stopping": fields.get("early_stopping"),
             "decoder_prompt_len": len(prompt),
         }
         self._max_length = request.max_length

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -10,15 +9,33 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import torch
 from transformers import GenerationConfig
-from transformers.generation import LogitsProcessor, StoppingCriteria
+from transformers.generation import LogitsProcessor
 
 from vllm.exceptions import VLLMValidationError
+from vllm.hf_compat.arguments import without_harmless
+from vllm.hf_compat.generation_config import merge_generation_config
 from vllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from vllm.entrypoints.llm import LLM
 
 PrefixFunction = Callable[[int, torch.Tensor], list[int]]
+
+
+def pack(objects: Any) -> bytes:
+    """Return what a caller gave as it travels: each sequence has a copy of its own.
+
+    Raises:
+        VLLMValidationError: it cannot be pickled.
+    """
+    try:
+        return cloudpickle.dumps(objects)
+    except Exception as error:  # whatever the user's objects raise
+        raise VLLMValidationError(
+            "A caller's processors, callbacks and criteria run on a copy for each sequence, and "
+            f"one of these cannot be pickled ({error}): leave out what it holds open (files, "
+            "locks, models)."
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -28,12 +45,10 @@ class Callbacks:
     Attributes:
         logits_processor: HF's argument of that name.
         prefix_allowed_tokens_fn: likewise.
-        stopping_criteria: of beams, likewise.
     """
 
     logits_processor: list[LogitsProcessor] = field(default_factory=list)
     prefix_allowed_tokens_fn: PrefixFunction | None = None
-    stopping_criteria: list[StoppingCriteria] = field(default_factory=list)
 
     def pack(self) -> bytes | None:
         """Return the callbacks for the way to the worker; None if there are none.
@@ -41,16 +56,7 @@ class Callbacks:
         Raises:
             VLLMValidationError: one of them cannot be pickled.
         """
-        if self == Callbacks():
-            return None
-        try:
-            return cloudpickle.dumps(self)
-        except Exception as error:  # whatever the user's objects raise
-            raise VLLMValidationError(
-                "A caller's processors and callbacks run in the worker's process, and "
-                f"one of these cannot be pickled ({error}): leave out what it holds open (files, "
-                "locks, models)."
-            ) from None
+        return None if self == Callbacks() else pack(self)
 
     @classmethod
     def unpack(cls, packed: bytes | None) -> Callbacks:
@@ -83,17 +89,19 @@ class GenerateCall:
 
     Attributes:
         config: unset fields come from the model; None for all of them.
+        arguments: fields given by themselves, which come last: None switches one off.
         seed: of ``torch.manual_seed`` before the call.
-        callbacks: for the worker.
-        stopping_criteria: HF's argument of that name; they run in the accepting process.
+        callbacks: for the worker, packed.
+        criteria: HF's ``stopping_criteria``, packed (`pack`).
         negative_prompt_ids: HF's argument of that name, for ``guidance_scale``.
         place: in an HF batch.
     """
 
     config: GenerationConfig | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
     seed: int | None = None
-    callbacks: Callbacks = field(default_factory=Callbacks)
-    stopping_criteria: list[StoppingCriteria] = field(default_factory=list)
+    callbacks: bytes | None = None
+    criteria: bytes | None = None
     negative_prompt_ids: list[int] | None = None
     place: Place = field(default_factory=Place)
 
@@ -108,36 +116,51 @@ class GenerateCall:
         """Return the call with more of `generate()`'s keyword arguments.
 
         Raises:
-            VLLMValidationError: HF refuses their values, or they are not arguments of
-                `generate()` that can be honoured.
+            VLLMValidationError: one of them is not honoured, or cannot be pickled.
         """
-        arguments = dict(arguments)
+        arguments = without_harmless(arguments)
         callbacks = Callbacks(
             list(arguments.pop("logits_processor", None) or []),
             arguments.pop("prefix_allowed_tokens_fn", None),
         )
         criteria = list(arguments.pop("stopping_criteria", None) or [])
-        seed = arguments.pop("seed", self.seed)
-        negative = _token_ids(arguments.pop("negative_prompt_ids", None))
-        config = copy.deepcopy(self.config) if self.config is not None else GenerationConfig()
-        try:
-            unknown = config.update(**arguments)
-        except ValueError as error:
-            raise VLLMValidationError(str(error)) from None
-        if unknown:
-            raise VLLMValidationError(
-                f"generate() has no argument {sorted(unknown)[0]!r} that hf_compat honours: give "
-                "the fields of a GenerationConfig, seed, as_batch, logits_processor, "
-                "prefix_allowed_tokens_fn or stopping_criteria."
-            )
         return replace(
             self,
-            config=config,
-            seed=seed,
-            callbacks=callbacks,
-            stopping_criteria=criteria,
-            negative_prompt_ids=negative,
+            seed=arguments.pop("seed", self.seed),
+            callbacks=callbacks.pack(),
+            criteria=pack(criteria) if criteria else None,
+            negative_prompt_ids=_token_ids(arguments.pop("negative_prompt_ids", None)),
+            arguments={**self.arguments, **arguments},
         )
+
+    def merged(self, of_model: GenerationConfig) -> GenerationConfig:
+        """Return the configuration as `generate()` merges it, arguments last.
+
+        Args:
+            of_model: the model's ``generation_config``.
+
+        Raises:
+            VLLMValidationError: HF refuses a value, or something is no argument of `generate()`.
+        """
+        merged = merge_generation_config(self.config, of_model)
+        try:
+            unknown = merged.update(**self.arguments)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise VLLMValidationError(str(error)) from None
+        for name, value in unknown.items():
+            if value is not None:  # HF looks at no other
+                raise VLLMValidationError(
+                    f"generate() has no argument {name!r} that hf_compat honours: give the fields "
+                    "of a GenerationConfig, seed, as_batch, logits_processor, "
+                    "prefix_allowed_tokens_fn, stopping_criteria or negative_prompt_ids."
+                )
+        return merged
+
+    def has_default_length(self, of_model: GenerationConfig) -> bool:
+        """Return whether nobody has set ``max_length``."""
+        given = self.config.max_length if self.config is not None else None
+        lengths = (self.arguments.get("max_length"), given, of_model.max_length)
+        return all(length is None for length in lengths)
 
 
 def params_of_call(
@@ -161,13 +184,17 @@ def params_of_call(
             f"LLM.generate() got the argument {sorted(arguments)[0]!r} of Transformers' "
             "generate(), which needs LLM(..., hf_compat=True)."
         )
+    arguments = dict(arguments)
+    if (config := arguments.pop("generation_config", None)) is not None:
+        if given is not None:
+            raise VLLMValidationError("generation_config is given twice: leave one of them out.")
+        given = config
     each = given if isinstance(given, Sequence) else [given]
     if not all(config is None or isinstance(config, GenerationConfig) for config in each):
         raise VLLMValidationError(
             "Keyword arguments of generate() complete a GenerationConfig: give them with one, or "
             "alone, or set the fields of the SamplingParams."
         )
-    arguments = dict(arguments)
     as_batch = arguments.pop("as_batch", False)
     calls = [GenerateCall.of(config).updated(arguments) for config in each]
     if as_batch:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vllm.exceptions import VLLMValidationError
 from vllm.fork.flags import ForkFlags
 from vllm.hf_compat.generation_config import load_generation_config, merge_generation_config
-from vllm.hf_compat.support import check_fields
+from vllm.hf_compat.support import check_request
 from vllm.logger import init_logger
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _use_hf_defaults(model_config: ModelConfig) -> None:
     """Give requests that leave a field of ``SamplingParams`` open HF's default for this model."""
     of_model = merge_generation_config(None, load_generation_config(model_config))
     try:
-        check_fields(of_model)
+        check_request(of_model)
     except VLLMValidationError as error:
         raise ValueError(
             f"{error} It comes from the model's generation configuration, which "

@@ -12,24 +12,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle
 from transformers import GenerationConfig, PretrainedConfig
 
 from vllm.exceptions import VLLMValidationError
 from vllm.fork.flags import ForkFlags
 from vllm.hf_compat.body import LENGTHS, take_body
-from vllm.hf_compat.call import Callbacks, GenerateCall
+from vllm.hf_compat.call import GenerateCall, pack
 from vllm.hf_compat.check import ProcessorCheck
 from vllm.hf_compat.generation_config import (
     eos_token_ids,
     load_generation_config,
     max_new_tokens,
-    merge_generation_config,
 )
-from vllm.hf_compat.request import HFRequest
+from vllm.hf_compat.request import EXTRA_ARGS_KEY, HFRequest
 from vllm.hf_compat.room import Room, check_beams, check_guidance
 from vllm.hf_compat.sampling_params import from_sampling_params, turn_off_processors
-from vllm.hf_compat.stopping import Stopping, check_stop_strings
-from vllm.hf_compat.support import check_fields, check_request, step_fields
+from vllm.hf_compat.stopping import check_criteria, check_stop_strings
+from vllm.hf_compat.support import check_call, check_request, step_fields
 from vllm.sampling_params import BeamSearchParams, SamplingParams
 from vllm.tokenizers import cached_tokenizer_from_config
 
@@ -44,12 +44,12 @@ class HFSamplingParams(SamplingParams, kw_only=True):  # type: ignore[call-arg]
     known: HF's ``max_length`` counts the prompt.
 
     Only the accepting process sees the subclass; `Frontend.finish` writes everything that the
-    engine needs into ordinary fields.
+    engine needs into ordinary fields. All that it keeps is in a field that copies, pickles and
+    messages have; no client of the server can set it.
     """
 
-    _call: Any = None
-    _merged: Any = None
-    _length_is_default: bool = True
+    _resolved: bytes | None = None
+    """A `GenerateCall`, its merged configuration, and whether nobody has set ``max_length``."""
 
 
 def frontend_for(vllm_config: VllmConfig) -> Frontend | None:
@@ -77,18 +77,33 @@ def accept_params(frontend: Frontend | None, params: Any) -> Any:
 
     Raises:
         VLLMValidationError: a ``GenerationConfig`` without hf_compat, or one that `Frontend`
-            refuses.
+            refuses, or parameters that another engine has resolved.
     """
     if isinstance(params, Sequence):
         return [accept_params(frontend, item) for item in params]
-    if not isinstance(params, GenerationConfig | GenerateCall):
-        return params
     if frontend is None:
+        _check_is_upstreams(params)
+    elif isinstance(params, GenerationConfig | GenerateCall):
+        return frontend.to_sampling_params(params)
+    return params
+
+
+def _check_is_upstreams(params: Any) -> None:
+    """Refuse what only an engine in hf_compat may be given; it would be ignored, or half honoured.
+
+    Raises:
+        VLLMValidationError: says what is wrong.
+    """
+    if isinstance(params, GenerationConfig | GenerateCall | HFSamplingParams):
         raise VLLMValidationError(
             "A transformers GenerationConfig needs hf_compat: pass LLM(..., hf_compat=True), or "
             "use vllm.SamplingParams."
         )
-    return frontend.to_sampling_params(params)
+    if EXTRA_ARGS_KEY in (getattr(params, "extra_args", None) or {}):
+        raise VLLMValidationError(
+            f"extra_args[{EXTRA_ARGS_KEY!r}] is what an engine in hf_compat writes for itself: "
+            "leave it out."
+        )
 
 
 class Frontend:
@@ -135,18 +150,16 @@ class Frontend:
             VLLMValidationError: it asks for something that this release does not reproduce.
         """
         call = GenerateCall.of(given)
-        merged = merge_generation_config(call.config, self.of_model)
+        merged = call.merged(self.of_model)
         check_request(merged)
-        is_search = (merged.num_beams or 1) > 1  # one request of the engine, with several answers
+        check_call(call, merged)
+        is_search = merged.num_beams > 1  # one request of the engine, with several answers
         params = HFSamplingParams(
-            n=1 if is_search else merged.num_return_sequences or 1,
+            n=1 if is_search else max(1, merged.num_return_sequences),
             max_tokens=merged.max_new_tokens,
             seed=call.seed,
         )
-        params._call, params._merged = call, merged
-        params._length_is_default = self.of_model.max_length is None and (
-            call.config is None or call.config.max_length is None
-        )
+        params._resolved = pack((call, merged, call.has_default_length(self.of_model)))
         return params
 
     def check(self, params: SamplingParams | BeamSearchParams) -> None:
@@ -177,15 +190,16 @@ class Frontend:
         """
         call = GenerateCall(seed=params.seed)
         if isinstance(params, HFSamplingParams):
-            call, config = params._call, params._merged
+            assert params._resolved is not None, "these parameters are finished already"
+            call, config, length_is_default = cloudpickle.loads(params._resolved)
             self._limit_length(
                 params,
                 config,
                 prompt_len,
                 call.place.left_padding,
-                length_is_default=params._length_is_default,
+                length_is_default=length_is_default,
             )
-            params._call = params._merged = None  # do not travel to the engine's process
+            params._resolved = None  # does not travel to the engine's process
         else:
             body = take_body(params)
             for name in ("output_scores", "output_logits"):
@@ -196,10 +210,10 @@ class Frontend:
                     )
             call = replace(call, negative_prompt_ids=body.pop("negative_prompt_ids", None))
             config = from_sampling_params(params, self.of_model, body)
-            (check_request if body else check_fields)(config)
+            check_request(config)
             if any(name in body for name in LENGTHS):
                 self._limit_length(params, config, prompt_len, length_is_default=False)
-        if (config.num_beams or 1) > 1 and params.n > 1:
+        if config.num_beams > 1 and params.n > 1:
             config.num_return_sequences, params.n = params.n, 1
         if params.max_tokens is None:
             params.max_tokens = self.max_model_len - prompt_len
@@ -214,7 +228,8 @@ class Frontend:
             params.ignore_eos = True
         else:
             self._set_eos(params, config)
-            self._stop_like_hf(params, config, call, request)
+        self._check_stop_strings(params, request)
+        check_criteria(request)
         request.attach(params)
         turn_off_processors(params)
         HFRequest.number_children(params)
@@ -222,22 +237,14 @@ class Frontend:
         one.n = 1
         one._verify_args()  # the engine does the same, and a failure there would stop it
 
-    def _stop_like_hf(
-        self,
-        params: SamplingParams,
-        config: GenerationConfig,
-        call: GenerateCall,
-        request: HFRequest,
-    ) -> None:
-        if config.stop_strings is not None:
+    def _check_stop_strings(self, params: SamplingParams, request: HFRequest) -> None:
+        if request.stop_strings is not None:
             if self._tokenizer is None or not params.detokenize:
                 raise VLLMValidationError(
                     "stop_strings are looked for with the model's tokenizer, which this request or "
                     "engine leaves out: set detokenize=True, and skip_tokenizer_init=False."
                 )
-            check_stop_strings(config.stop_strings, self._tokenizer())
-        padding = [request.pad_token_id] * request.left_padding
-        Stopping(config, call.stopping_criteria, padding).attach(params)
+            check_stop_strings(request.stop_strings, self._tokenizer())
 
     def _limit_length(
         self,
@@ -268,7 +275,7 @@ class Frontend:
             eos = eos_token_ids(config)
             params._eos_token_id = eos[0] if eos else None
             params.stop_token_ids = list(dict.fromkeys([*(params.stop_token_ids or []), *eos[1:]]))
-            params._all_stop_token_ids.update(eos)
+            params._all_stop_token_ids = {*params._all_stop_token_ids, *eos}  # it may be shared
         # vLLM's own rule, which runs after this one, adds nothing to a request that ignores EOS.
         params.ignore_eos = True
 
@@ -292,12 +299,8 @@ def _request(
         left_padding=place.left_padding,
         pad_token_id=pad_token_id if pad_token_id is not None else next(iter(eos), 0),
         negative_prompt_ids=call.negative_prompt_ids,
-        pickled=_callbacks(call, config).pack(),
+        pickled=call.callbacks,
+        stop_strings=config.stop_strings,
+        max_time=config.max_time,
+        criteria=call.criteria,
     )
-
-
-def _callbacks(call: GenerateCall, config: GenerationConfig) -> Callbacks:
-    """Return what runs in the worker: stopping criteria too, if they decide about beams."""
-    if (config.num_beams or 1) == 1:
-        return call.callbacks
-    return replace(call.callbacks, stopping_criteria=call.stopping_criteria)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
+import torch
 from transformers import GenerationConfig
 
 from vllm.exceptions import VLLMValidationError
@@ -75,11 +76,28 @@ def merge_generation_config(
 
 
 def eos_token_ids(config: GenerationConfig) -> list[int]:
-    """Return the ids that end a sequence, as a list (HF accepts one, several or none)."""
-    eos = config.eos_token_id
-    if eos is None:
+    """Return the ids that end a sequence, as a list (HF accepts one, several or none).
+
+    Raises:
+        VLLMValidationError: they are no ids.
+    """
+    if config.eos_token_id is None:
         return []
-    return [eos] if isinstance(eos, int) else list(eos)
+    try:
+        eos = torch.as_tensor(config.eos_token_id, dtype=torch.int64)  # as HF converts them
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise VLLMValidationError(
+            f"eos_token_id={config.eos_token_id!r:.200} is no token id, list of ids or tensor of "
+            f"them: {error}",
+            parameter="eos_token_id",
+        ) from None
+    if not eos.numel():
+        raise VLLMValidationError(
+            "eos_token_id is an empty list, which generate() takes the first id of: give None if "
+            "no token is to end the answer.",
+            parameter="eos_token_id",
+        )
+    return eos.flatten().tolist()
 
 
 def max_new_tokens(
@@ -107,6 +125,12 @@ def max_new_tokens(
     if config.max_new_tokens is not None:
         return int(config.max_new_tokens)
     limit = config.max_length
+    if limit is None:
+        raise VLLMValidationError(
+            "generate() raises a TypeError for max_length=None without max_new_tokens: leave "
+            "max_length out, or set one of the two.",
+            parameter="max_length",
+        )
     if length_is_default:
         limit += prompt_len
         if max_position_embeddings is not None:

@@ -28,6 +28,9 @@ class HFRequest:
         pad_token_id: of the padding.
         negative_prompt_ids: what guidance leads away from; None is the prompt's last token.
         pickled: custom processors and callbacks, of an offline request (cloudpickle).
+        stop_strings: HF's field of that name.
+        max_time: likewise, in seconds.
+        criteria: the caller's own criteria, packed likewise.
     """
 
     fields: dict[str, Any] = field(default_factory=dict)
@@ -41,6 +44,9 @@ class HFRequest:
     pad_token_id: int = 0
     negative_prompt_ids: list[int] | None = None
     pickled: bytes | None = None
+    stop_strings: str | list[str] | None = None
+    max_time: float | None = None
+    criteria: bytes | None = None
 
     @property
     def num_beams(self) -> int:
@@ -56,6 +62,11 @@ class HFRequest:
     def num_batch_rows(self) -> int:
         """How many rows of the worker's batch the request takes."""
         return 2 if self.is_guided else self.num_beams
+
+    @property
+    def has_criteria(self) -> bool:
+        """Whether more than lengths and ids end the answer."""
+        return any(one is not None for one in (self.stop_strings, self.max_time, self.criteria))
 
     def attach(self, params: SamplingParams) -> None:
         """Store this request in `params`, replacing what a client may have put there."""

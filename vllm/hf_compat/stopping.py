@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle
 import torch
-from transformers import GenerationConfig
 from transformers.generation import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
     MaxTimeCriteria,
     StoppingCriteria,
-    StoppingCriteriaList,
+    StopStringCriteria,
 )
 
 from vllm.exceptions import VLLMValidationError
-from vllm.hf_compat.call import Callbacks
 from vllm.hf_compat.request import HFRequest
 from vllm.hf_compat.stop_strings import StopStrings
 from vllm.logger import init_logger
@@ -32,40 +33,27 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-_ATTRIBUTE = "_hf_stopping"  # of SamplingParams; msgspec does not send it to the engine
 
+def criteria_of(
+    request: HFRequest, tokenizer: Callable[[], Any], start: float | None = None
+) -> list[StoppingCriteria]:
+    """Return a fresh copy of HF's objects (``GenerationMixin._get_stopping_criteria``).
 
-class Stopping:
-    """The criteria of one request.
+    One of the caller's takes the place of the one that `generate()` would make of its class.
 
     Args:
-        config: a merged configuration.
-        custom: the caller's own criteria.
-        padding: the tokens that HF has before the prompt.
+        request: says what they are.
+        tokenizer: returns the model's; called for stop strings alone.
+        start: from when the time counts, in seconds since the epoch; None is now.
     """
-
-    def __init__(
-        self, config: GenerationConfig, custom: list[StoppingCriteria], padding: list[int]
-    ) -> None:
-        self._stop_strings = config.stop_strings
-        self._max_time = config.max_time
-        self._custom = custom
-        self.padding = padding
-
-    def attach(self, params: Any) -> None:
-        """Keep the criteria with a request's parameters, in this process."""
-        if self._stop_strings is not None or self._max_time is not None or self._custom:
-            setattr(params, _ATTRIBUTE, self)
-
-    def criteria(self, tokenizer: Any, arrival_time: float) -> StoppingCriteriaList:
-        """Return HF's objects (``GenerationMixin._get_stopping_criteria``).
-
-        Args:
-            tokenizer: of the model.
-            arrival_time: when the request came, in seconds since the epoch.
-        """
-        found = _criteria(self._max_time, arrival_time, self._stop_strings, lambda: tokenizer)
-        return StoppingCriteriaList([*found, *self._custom])
+    own: list[StoppingCriteria] = cloudpickle.loads(request.criteria) if request.criteria else []
+    kinds = {type(criterion) for criterion in own}
+    found: list[StoppingCriteria] = []
+    if request.max_time is not None and MaxTimeCriteria not in kinds:
+        found.append(MaxTimeCriteria(request.max_time, initial_timestamp=start))
+    if request.stop_strings is not None and StopStringCriteria not in kinds:
+        found.append(StopStrings(tokenizer(), request.stop_strings))
+    return [*found, *own]
 
 
 def criteria_of_search(request: HFRequest, model_config: ModelConfig) -> list[StoppingCriteria]:
@@ -75,13 +63,33 @@ def criteria_of_search(request: HFRequest, model_config: ModelConfig) -> list[St
         request: of the search.
         model_config: names the tokenizer.
     """
-    found = _criteria(
-        request.fields.get("max_time"),
-        None,
-        request.fields.get("stop_strings"),
-        lambda: cached_tokenizer_from_config(model_config),
-    )
-    return [*found, *Callbacks.unpack(request.pickled).stopping_criteria]
+    return criteria_of(request, lambda: cached_tokenizer_from_config(model_config))
+
+
+def check_criteria(request: HFRequest) -> None:
+    """Refuse criteria of the caller's that would lift a limit of the configuration.
+
+    `generate()` has one criterion of a class: theirs takes the place of its own.
+
+    Args:
+        request: with its lengths.
+
+    Raises:
+        VLLMValidationError: says which field to set.
+    """
+    for criterion in cloudpickle.loads(request.criteria) if request.criteria else []:
+        if type(criterion) is MaxLengthCriteria and criterion.max_length > request.max_length:
+            raise VLLMValidationError(
+                f"A MaxLengthCriteria of {criterion.max_length} tokens takes the place of the "
+                f"{request.max_length} of this request in generate(): set max_length instead."
+            )
+        if type(criterion) is EosTokenCriteria:
+            ids = set(torch.as_tensor(criterion.eos_token_id).flatten().tolist())
+            if not set(request.eos_token_ids) <= ids:
+                raise VLLMValidationError(
+                    "An EosTokenCriteria takes the place of eos_token_id="
+                    f"{request.eos_token_ids} in generate(): set eos_token_id instead."
+                )
 
 
 def check_stop_strings(stop_strings: str | list[str], tokenizer: Any) -> None:
@@ -99,21 +107,6 @@ def check_stop_strings(stop_strings: str | list[str], tokenizer: Any) -> None:
         ) from None
 
 
-def _criteria(
-    max_time: float | None,
-    start: float | None,
-    stop_strings: str | list[str] | None,
-    tokenizer: Callable[[], Any],
-) -> list[StoppingCriteria]:
-    """Return HF's criteria of a configuration; the time counts from now if it has no start."""
-    found: list[StoppingCriteria] = []
-    if max_time is not None:
-        found.append(MaxTimeCriteria(max_time, initial_timestamp=start))
-    if stop_strings is not None:
-        found.append(StopStrings(tokenizer(), stop_strings))
-    return found
-
-
 def stop_like_hf(
     detokenizer: IncrementalDetokenizer, request: EngineCoreRequest, tokenizer: Any
 ) -> IncrementalDetokenizer:
@@ -124,13 +117,14 @@ def stop_like_hf(
         request: with its parameters.
         tokenizer: of the model; None only if the request has no criteria.
     """
-    stopping: Stopping | None = getattr(request.sampling_params, _ATTRIBUTE, None)
-    if stopping is None:
+    hf_request = HFRequest.of(request.sampling_params)
+    if not hf_request.has_criteria:
         return detokenizer
+    padding = [hf_request.pad_token_id] * hf_request.left_padding
     return StoppingDetokenizer(
         detokenizer,
-        stopping.criteria(tokenizer, request.arrival_time),
-        [*stopping.padding, *(request.prompt_token_ids or [])],
+        criteria_of(hf_request, lambda: tokenizer, request.arrival_time),
+        [*padding, *(request.prompt_token_ids or [])],
     )
 
 
@@ -169,12 +163,16 @@ class StoppingDetokenizer(WrappedDetokenizer):
         inner: makes the text.
         criteria: HF's.
         prompt: the tokens before the answer.
+
+    Attributes:
+        has_failed: whether the answer ended because a criterion failed.
     """
 
     def __init__(
-        self, inner: IncrementalDetokenizer, criteria: StoppingCriteriaList, prompt: list[int]
+        self, inner: IncrementalDetokenizer, criteria: list[StoppingCriteria], prompt: list[int]
     ) -> None:
         super().__init__(inner)
+        self.has_failed = False
         self._criteria = criteria
         self._input_ids = torch.tensor([prompt], dtype=torch.int64)
 
@@ -198,6 +196,7 @@ class StoppingDetokenizer(WrappedDetokenizer):
             return _reason(criterion) if criterion(self._input_ids, None).all() else None
         except Exception as error:  # whatever the caller's objects raise
             logger.exception("hf_compat: a stopping criterion failed")
+            self.has_failed = True
             return f"{type(criterion).__name__} failed: {type(error).__name__}: {error}"
 
 

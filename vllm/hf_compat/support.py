@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import GenerationConfig
+import torch
+from transformers import GenerationConfig, SynthIDTextWatermarkingConfig
 from transformers.generation.configuration_utils import GenerationMode
 
 from vllm.exceptions import VLLMValidationError
+
+if TYPE_CHECKING:
+    from vllm.hf_compat.call import GenerateCall
 
 # Fields that the worker honours in every step, with the values that leave the logits alone.
 LOGITS_FIELDS: dict[str, tuple[Any, ...]] = {
@@ -43,32 +47,96 @@ SAMPLING_FIELDS: dict[str, tuple[Any, ...]] = {
 }
 """Likewise, but HF looks at them only if it samples."""
 
-# Fields that would change what `generate()` returns, with the values that do not. What a merged
-# configuration may hold besides is honoured elsewhere (lengths, stopping) or has no effect on the
-# tokens (caches, compilation, padding of one prompt, parameters of beams).
+# Fields that would change what `generate()` returns, with the values that do not.
 REFUSED_FIELDS: dict[str, tuple[Any, ...]] = {
     "output_attentions": (False,),
     "output_hidden_states": (False,),
-    "penalty_alpha": (0, 0.0),
     "token_healing": (False,),
 }
 
+# Fields that say how `generate()` computes, which can change bits and so tokens, likewise. HF makes
+# "hybrid" the default.
+COMPUTING_FIELDS: dict[str, tuple[Any, ...]] = {
+    "use_cache": (True,),
+    "cache_implementation": ("dynamic", "hybrid"),
+    "prefill_chunk_size": (),
+    "use_mtp": (False,),
+    "assistant_early_exit": (),
+    "is_assistant": (False,),
+}
+
 _HUB_CODE = "Transformers has no code for it, but downloads some from the Hub"
+_DRAFTS = "drafts are the engine's own: LLM(..., speculative_config=...)"
 _REASONS = {
     "output_attentions": "the engine's kernels keep no attention weights",
     "output_hidden_states": "the engine keeps no hidden states",
-    "penalty_alpha": f"it asks for contrastive search, and {_HUB_CODE}",
     "token_healing": "it replaces the end of the prompt, which the engine has taken already; give "
     "the ids that Transformers' heal_tokens() returns as the prompt",
+    "use_cache": "with True alone generate() computes one token in a step; the products of whole "
+    "sequences round in another way",
+    "cache_implementation": "the engine has a cache of its own, with the numbers of a dynamic one; "
+    "a static one rounds in another way, and a quantised one has other numbers",
+    "prefill_chunk_size": "products of parts of a prompt round in another way; the engine's own "
+    "chunks are LLM(..., enable_chunked_prefill=True)",
+    "penalty_alpha": f"it asks for contrastive search, and {_HUB_CODE}",
+    "use_mtp": _DRAFTS,
+    "assistant_early_exit": _DRAFTS,
+    "is_assistant": "it ends an answer where a draft would end",
 }
 
-_BEAM_FIELDS = {
+HONOURED_ELSEWHERE = frozenset(
+    {
+        "do_sample",
+        "eos_token_id",
+        "max_length",
+        "max_new_tokens",
+        "max_time",
+        "pad_token_id",
+        "prompt_lookup_num_tokens",
+        "stop_strings",
+    }
+)
+"""Fields that say which way tokens are chosen, and when it ends."""
+
+CHOOSE_A_MODE = frozenset(
+    {"constraints", "dola_layers", "force_words_ids", "num_beam_groups", "penalty_alpha"}
+)
+"""Fields that ask for a way of generating that is refused (``get_generation_mode``)."""
+
+HARMLESS_FIELDS: dict[str, str] = {
+    **dict.fromkeys(
+        (
+            "assistant_confidence_threshold",
+            "assistant_lookbehind",
+            "num_assistant_tokens",
+            "num_assistant_tokens_schedule",
+            "speculation_type",
+            "target_lookbehind",
+        ),
+        "says how an assistant_model drafts, which is refused",
+    ),
+    "assistant_ensemble_weight": "likewise; prompt lookup, which HF refuses it for, does so here",
+    "bos_token_id": "begins a prompt that is not given",
+    "cache_config": "is for a quantised cache, which is refused",
+    "compile_config": "compiles steps with a static cache, which is refused",
+    "continuous_batching_config": "is for a paged cache, which is refused",
+    "decoder_start_token_id": "is for encoder-decoder models, which are refused",
+    "disable_compile": "compiles steps with a static cache, which is refused",
+    "diversity_penalty": "is for groups of beams, which are refused",
+    "low_memory": "HF ignores it, but for beams, for which it is refused here, too",
+    "max_cache_len": "is for a static cache, which is refused",
+    "max_matching_ngram_size": "finds drafts, of which the tokens do not depend",
+    "return_dict_in_generate": "answers have all fields",
+    "transformers_version": "says who wrote the configuration",
+    "_from_model_config": "likewise",
+}
+"""Fields that change neither tokens nor bits, and why."""
+
+BEAM_FIELDS = {
     "num_beams": (),
     "length_penalty": (),
     "early_stopping": (),
     "num_return_sequences": (),
-    "max_time": (),
-    "stop_strings": (),
 }
 
 _MODES = (
@@ -84,9 +152,9 @@ def active_fields(config: GenerationConfig, neutral: dict[str, tuple[Any, ...]])
     """Return the fields named in `neutral` that have another value than it says, in its order."""
     values = {name: getattr(config, name, None) for name in neutral}
     return {
-        name: value
+        name: value.tolist() if isinstance(value, torch.Tensor) else value
         for name, value in values.items()
-        if value is not None and value not in neutral[name]
+        if value is not None and (isinstance(value, torch.Tensor) or value not in neutral[name])
     }
 
 
@@ -101,7 +169,7 @@ def step_fields(merged: GenerationConfig) -> dict[str, Any]:
     if merged.do_sample:
         fields |= {"do_sample": True, **active_fields(merged, SAMPLING_FIELDS)}
     if (merged.num_beams or 1) > 1:
-        fields |= active_fields(merged, _BEAM_FIELDS)
+        fields |= active_fields(merged, BEAM_FIELDS)
     if isinstance(merged.sequence_bias, dict):
         fields["sequence_bias"] = [[list(ids), bias] for ids, bias in merged.sequence_bias.items()]
     if merged.watermarking_config is not None:
@@ -115,11 +183,22 @@ def check_fields(merged: GenerationConfig) -> None:
     Raises:
         VLLMValidationError: names the first such field and its value.
     """
-    for name, value in active_fields(merged, REFUSED_FIELDS).items():
+    refused = active_fields(merged, {**REFUSED_FIELDS, **COMPUTING_FIELDS})
+    if merged.use_cache is None:  # a cache, to which every step adds the whole sequence again
+        refused["use_cache"] = None
+    if _is_contrastive(merged):
+        refused["penalty_alpha"] = merged.penalty_alpha
+    for name, value in refused.items():
         raise VLLMValidationError(
             f"hf_compat does not reproduce {name}={value!r}: {_REASONS[name]}. Leave it at its "
             "default, or run this request without hf_compat."
         )
+
+
+def _is_contrastive(merged: GenerationConfig) -> bool:
+    """Whether this is contrastive search; vLLM's parameters of a greedy request have lost top_k."""
+    is_greedy = not merged.do_sample and (merged.num_beams or 1) == 1
+    return is_greedy and (merged.penalty_alpha or 0) > 0 and merged.top_k not in (None, 1)
 
 
 def check_request(merged: GenerationConfig) -> None:
@@ -128,8 +207,10 @@ def check_request(merged: GenerationConfig) -> None:
     Assisted greedy decoding (prompt lookup) gives the tokens of greedy search, and is that here.
 
     Raises:
-        VLLMValidationError: names what is not supported.
+        VLLMValidationError: names what is not supported, or what HF fails on.
     """
+    _check_numbers(merged)
+    check_fields(merged)
     mode = merged.get_generation_mode()
     if mode is _ASSISTED and merged.do_sample:
         raise VLLMValidationError(
@@ -143,4 +224,87 @@ def check_request(merged: GenerationConfig) -> None:
             f"request (or the model's generation_config.json) asks for {mode.value}: {_HUB_CODE}. "
             "Leave its parameters out, or run it without hf_compat."
         )
-    check_fields(merged)
+    if mode is _ASSISTED:
+        _check_lookup(merged)
+
+
+def _check_numbers(merged: GenerationConfig) -> None:
+    """Refuse what `generate()` cannot compute with."""
+    has_beams = merged.num_beams != 1
+    for name, is_needed in {
+        "num_beams": True,
+        "num_return_sequences": True,
+        "length_penalty": has_beams,
+    }.items():
+        if is_needed and getattr(merged, name) is None:
+            raise VLLMValidationError(
+                f"generate() raises a TypeError for {name}=None: leave {name} out, or give a "
+                "number.",
+                parameter=name,
+            )
+    for name in ("num_beams", "num_return_sequences"):
+        value = getattr(merged, name)
+        least = 1 if has_beams else None
+        if not isinstance(value, int) or (least is not None and value < least):
+            raise VLLMValidationError(
+                f"generate() fails on {name}={value!r}: give a positive whole number.",
+                parameter=name,
+            )
+    if has_beams and merged.low_memory:
+        raise VLLMValidationError(
+            "generate() refuses low_memory=True with beams: leave it out.", parameter="low_memory"
+        )
+
+
+_NOT_WITH_LOOKUP = {
+    "guidance_scale": (1, 1.0),
+    "stop_strings": (),
+    "assistant_ensemble_weight": (),
+}
+"""Fields that look at drafts, too, or only at the last of several tokens, in `generate()`."""
+
+_LEAVE_LOOKUP_OUT = (
+    "leave prompt_lookup_num_tokens out, without which the tokens are those of greedy search"
+)
+
+
+def _check_lookup(merged: GenerationConfig) -> None:
+    names = list(active_fields(merged, _NOT_WITH_LOOKUP))
+    if isinstance(merged.watermarking_config, SynthIDTextWatermarkingConfig):  # counts its calls
+        names.append("watermarking_config")
+    for name in names:
+        raise VLLMValidationError(
+            f"{name} does not go with prompt_lookup_num_tokens, with which generate() applies it "
+            f"to drafts or fails: {_LEAVE_LOOKUP_OUT}.",
+            parameter=name,
+        )
+    for name in ("prompt_lookup_num_tokens", "max_matching_ngram_size"):
+        value = getattr(merged, name)
+        if value is None or (name == "max_matching_ngram_size" and value == 0):  # HF takes 2
+            continue
+        if value <= 0:
+            raise VLLMValidationError(
+                f"generate() refuses {name}={value!r}: give a positive whole number.",
+                parameter=name,
+            )
+
+
+def check_call(call: GenerateCall, merged: GenerationConfig) -> None:
+    """Refuse what does not go with prompt lookup beside the fields of a configuration.
+
+    Raises:
+        VLLMValidationError: names it.
+    """
+    if merged.get_generation_mode() is not _ASSISTED:
+        return
+    others = {
+        "logits_processor and prefix_allowed_tokens_fn": call.callbacks is not None,
+        "stopping_criteria": call.criteria is not None,
+        "as_batch": call.place.num_rows > 1,
+    }
+    for name, is_asked_for in others.items():
+        if is_asked_for:
+            raise VLLMValidationError(
+                f"With prompt_lookup_num_tokens generate() has {name} look at drafts, too, or "
+                f"fails: {_LEAVE_LOOKUP_OUT}."
+            )
