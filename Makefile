@@ -27,7 +27,7 @@ QUIETLY := $(PYTHON) -m distribution.quiet
 
 .NOTPARALLEL:
 .PHONY: plan install dev demo test test-fast test-long wheel lint bench match-table determinism \
-	eval clean
+	calls eval clean
 
 install: $(INSTALLED)
 dev: $(INSTALLED_DEV)
@@ -107,6 +107,10 @@ match-table: plan dev
 # docs/determinism.md: what changes the bits of answers, in this vLLM and upstream.
 determinism: plan dev
 	$(BIN)/python -m benchmarks.determinism
+
+# Six hundred calls of generate(), each answered by Transformers and by this vLLM.
+calls: plan dev
+	$(BIN)/python -m tests.hf_compat.generate_calls 2>build/calls.log
 
 # lm-evaluation-harness on Transformers and on this vLLM, score by score.
 eval: plan dev

@@ -1,20 +1,22 @@
 """Calls of `generate()`, answered by Transformers and by the engine in one run.
 
-``python -m tests.hf_compat.generate_calls MODEL`` prints how each of them went.
+``make calls`` prints how many went which way, and every one that is not equal.
 """
 
 from __future__ import annotations
 
 import copy
-import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import (
+    AutoModelForCausalLM,
     CompileConfig,
     GenerationConfig,
     PreTrainedModel,
@@ -23,12 +25,15 @@ from transformers import (
 )
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
 
+from tests.engines import MODEL, ROOT
 from tests.reference import equal_to_the_end
+from tools.make_random_model import make_random_model
 from vllm.exceptions import VLLMValidationError
-from vllm.hf_compat.call import GenerateCall
+from vllm.hf_compat.call import params_of_call
+from vllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from vllm import LLM, SamplingParams
+    from vllm import LLM
 
 EQUAL, BOTH_REFUSE, REFUSED, DIFFER = "equal", "both refuse", "refused", "differ"
 
@@ -132,11 +137,11 @@ IN_ALL_MODES: list[Arguments] = [
     {"penalty_alpha": 0.6, "top_k": 1},
     {"use_cache": False},
     {"prompt_lookup_num_tokens": 3},
-    {"stopping_criteria": lambda: [MaxLengthCriteria(10)]},
-    {"stopping_criteria": lambda: [MaxLengthCriteria(15)]},
-    {"stopping_criteria": lambda: [MaxTimeCriteria(100.0)], "max_time": 0.0},
-    {"stopping_criteria": lambda: [EosTokenCriteria([14, 9, 2])]},
-    {"stopping_criteria": lambda: [EosTokenCriteria([14])]},
+    {"stopping_criteria": [partial(MaxLengthCriteria, 10)]},
+    {"stopping_criteria": [partial(MaxLengthCriteria, 15)]},
+    {"stopping_criteria": [partial(MaxTimeCriteria, 100.0)], "max_time": 0.0},
+    {"stopping_criteria": [partial(EosTokenCriteria, [14, 9, 2])]},
+    {"stopping_criteria": [partial(EosTokenCriteria, [14])]},
 ]
 
 # Fields and arguments that say how, each once or in the modes that they are for.
@@ -199,7 +204,7 @@ ONCE: list[Arguments] = [
         "prompt_lookup_num_tokens": 3,
         "watermarking_config": SynthIDTextWatermarkingConfig(ngram_len=3, keys=[5, 6, 7]),
     },
-    {"prompt_lookup_num_tokens": 3, "stopping_criteria": lambda: [MaxLengthCriteria(10)]},
+    {"prompt_lookup_num_tokens": 3, "stopping_criteria": [partial(MaxLengthCriteria, 10)]},
     {"prompt_lookup_num_tokens": 3, "output_scores": True, "return_dict_in_generate": True},
     {"guidance_scale": 1.5},
     {"guidance_scale": 0},
@@ -273,10 +278,9 @@ class Outcome:
 
 def fresh(arguments: Arguments) -> Arguments:
     """Return the arguments with objects of their own."""
-    made = {}
-    for name, value in arguments.items():
-        make = name == "stopping_criteria" and callable(value)
-        made[name] = value() if make else copy.deepcopy(value)
+    made = copy.deepcopy(arguments)
+    if made.get("stopping_criteria"):
+        made["stopping_criteria"] = [make() for make in made["stopping_criteria"]]
     return made
 
 
@@ -303,8 +307,8 @@ def params_of(llm: LLM, prompt: list[int], arguments: Arguments) -> SamplingPara
     assert frontend is not None
     arguments = fresh(arguments)
     try:
-        call = GenerateCall.of(arguments.pop("generation_config", None)).updated(arguments)
-        params = frontend.to_sampling_params(call)
+        params = params_of_call(llm, prompt, None, arguments)
+        assert isinstance(params, SamplingParams)
         frontend.finish(params.clone(), len(prompt))
     except VLLMValidationError as error:
         return Outcome(reason=str(error))
@@ -384,15 +388,13 @@ def report(table: dict[str, tuple[str, Outcome, Outcome]]) -> str:
     return "\n".join(lines)
 
 
-def main(folder: str) -> None:
-    """Compare with the model in a folder, which may have no tokenizer."""
-    from transformers import AutoModelForCausalLM
-
+def compare_model(folder: Path) -> str:
+    """Return the report of a model, float32."""
     from vllm import LLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     llm = LLM(
-        folder,
+        str(folder),
         dtype="float32",
         hf_compat=True,
         enforce_eager=True,
@@ -400,8 +402,17 @@ def main(folder: str) -> None:
         skip_tokenizer_init=True,
         kv_cache_memory_bytes=1 << 28,
     )
-    print(report(compare(llm, model, [5, 9, 14, 9, 14, 11, 9, 14])))
+    said = report(compare(llm, model, [5, 9, 14, 9, 14, 11, 9, 14]))
+    llm.llm_engine.engine_core.shutdown()
+    return said
+
+
+def main() -> None:
+    """Print the report of the bundled Llama and of a narrow GPT-2 with random weights."""
+    gpt2 = make_random_model("gpt2", ROOT / "build" / "calls" / "gpt2", num_layers=2, narrow=True)
+    for folder in (MODEL, gpt2):
+        print(f"{folder.name}: {compare_model(folder)}\n", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

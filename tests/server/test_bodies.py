@@ -217,6 +217,10 @@ SEVERAL: list[dict[str, Any]] = [
     },
     {"guidance_scale": 2.0, "negative_prompt_ids": [5, 6, 7]},
     {"stop_strings": ["self", "\n\n"]},
+    {"stop_strings": ["self", "("], "do_sample": True, "seed": 3, "num_return_sequences": 3},
+    {"stop_strings": "n", "num_beams": 3, "num_return_sequences": 2},
+    {"max_time": 0.0, "do_sample": True, "seed": 3, "num_return_sequences": 2},
+    {"max_time": 0.0, "num_beams": 2},
 ]
 
 
@@ -243,10 +247,29 @@ def test_more_than_one_row(
         prompt=text,
         extra_body={"max_new_tokens": 20, "return_token_ids": True, **body},
     )
-    answers: list[Any] = [choice.to_dict()["token_ids"] for choice in response.choices]
     assert [choice.index for choice in response.choices] == list(range(count))
-    for row, answer in zip(rows, answers, strict=True):
-        assert equal_to_the_end(answer, row, {tokenizer.eos_token_id, tokenizer.pad_token_id})
+    answers = {choice.index: choice.to_dict()["token_ids"] for choice in response.choices}
+    padding = {tokenizer.eos_token_id, tokenizer.pad_token_id}
+    for i, row in enumerate(rows):
+        assert equal_to_the_end(answers[i], row, padding)
+    if body.get("num_beams", 1) == 1:
+        assert streamed_token_ids(client, text, body) == answers
+
+
+def streamed_token_ids(
+    client: openai.OpenAI, text: str, body: dict[str, Any]
+) -> dict[int, list[int]]:
+    """Return the tokens of each answer of the same request as a stream."""
+    streamed: dict[int, list[int]] = {}
+    for chunk in client.completions.create(
+        model="tiny",
+        prompt=text,
+        stream=True,
+        extra_body={"max_new_tokens": 20, "return_token_ids": True, **body},
+    ):
+        for choice in chunk.choices:
+            streamed.setdefault(choice.index, []).extend(choice.to_dict()["token_ids"])
+    return streamed
 
 
 def test_beams_are_not_streamed(client: openai.OpenAI) -> None:
