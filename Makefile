@@ -80,6 +80,7 @@ wheel: plan $(BIN)/python
 # The property, seed, beam, speculation, fuzz and exactness tests at full length: two hours or three.
 test-long: plan dev
 	HF_COMPAT_TESTS=long $(BIN)/python -m pytest tests/hf_compat/test_generate.py \
+		tests/hf_compat/test_long_parameters.py \
 		tests/hf_compat/test_speculation.py tests/hf_compat/test_beams.py \
 		tests/server/test_fuzz.py tests/server/test_stop_strings.py tests/hf_numerics \
 		tests/upstream

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -40,7 +40,7 @@ class RequestState:
         known_prompt: the prompt's tokens; positions given as embeddings have none, as in HF.
         num_outputs: how many output tokens are in the tables.
         draws: of a request that samples; None where the global generator serves each step.
-        prompt_ngrams: HF's processor of the prompt's n-grams, once it was asked for.
+        prompt_ids: the known prompt as int64 [1, prompt_len], once n-grams were looked for there.
     """
 
     request: HFRequest
@@ -51,7 +51,7 @@ class RequestState:
     known_prompt: list[int]
     num_outputs: int
     draws: Draws | None
-    prompt_ngrams: Any = None
+    prompt_ids: torch.Tensor | None = None
 
     @property
     def num_tokens(self) -> int:

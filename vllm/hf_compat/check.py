@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,6 +14,10 @@ from vllm.exceptions import VLLMValidationError
 from vllm.hf_compat.batch import RequestState, Rows, Tables
 from vllm.hf_compat.pipeline import Pipeline
 from vllm.hf_compat.request import HFRequest
+from vllm.hf_compat.sequence_bias import check_sequences
+
+_MOST_PASSED = 10_000  # digests of 64 characters: about a megabyte
+_LONGEST_REASON = 500  # HF quotes all that it was given
 
 
 class ProcessorCheck:
@@ -39,21 +44,25 @@ class ProcessorCheck:
         key = Pipeline.key(request)
         if key in self._passed:
             return
-        for name, token_id in _token_ids(request):
-            if not 0 <= token_id < self._vocab_size:
+        for name, token_ids in _token_ids(request):
+            for token_id in token_ids:
+                if not isinstance(token_id, int) or 0 <= token_id < self._vocab_size:
+                    continue
                 raise VLLMValidationError(
                     f"{name} names token {token_id}, but the model's tokens are 0 to "
                     f"{self._vocab_size - 1}."
                 )
         try:
+            check_sequences(request.fields)
             self._try(request)
         except ValueError as error:
-            raise VLLMValidationError(str(error)) from None
+            raise VLLMValidationError(_shortened(str(error))) from None
         except (TypeError, IndexError, ArithmeticError, RuntimeError) as error:
+            fields = _shortened(str(request.fields))
             raise VLLMValidationError(
-                f"Transformers fails on {request.fields} with {type(error).__name__}: {error}."
+                f"Transformers fails on {fields} with {type(error).__name__}: {error}."
             ) from None
-        if len(self._passed) > 10_000:  # of clients that never repeat themselves
+        if len(self._passed) >= _MOST_PASSED:  # of clients that never repeat themselves
             self._passed.clear()
         if key is not None:
             self._passed.add(key)
@@ -69,24 +78,26 @@ class ProcessorCheck:
         pipeline(Rows([state], [False], tables, scores), scores.clone())
 
 
-def _token_ids(request: HFRequest) -> Iterator[tuple[str, int]]:
+def _token_ids(request: HFRequest) -> Iterator[tuple[str, Iterable[int]]]:
     """Yield the token ids that index the logits, where HF fails at some later step."""
     fields = request.fields
-    for name in ("forced_bos_token_id", "forced_eos_token_id", "bad_words_ids"):
-        for token_id in _flat(fields.get(name)):
-            yield name, token_id
-    bias = fields.get("sequence_bias") or []
-    for sequence in bias if isinstance(bias, dict) else [pair[0] for pair in bias if pair]:
-        for token_id in _flat(sequence):
-            yield "sequence_bias", token_id
+    for name in ("forced_bos_token_id", "forced_eos_token_id"):
+        value: Any = fields.get(name)
+        yield name, value if isinstance(value, list | tuple) else [value]
+    yield "bad_words_ids", _of_lists(fields.get("bad_words_ids"))
+    yield (
+        "sequence_bias",
+        _of_lists([pair[0] for pair in fields.get("sequence_bias") or [] if pair]),
+    )
     if "exponential_decay_length_penalty" in fields:
-        for token_id in request.eos_token_ids:
-            yield "eos_token_id", token_id
+        yield "eos_token_id", request.eos_token_ids
 
 
-def _flat(value: Any) -> Iterator[int]:
-    if isinstance(value, int):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _flat(item)
+def _of_lists(sequences: Any) -> Iterable[int]:
+    """Return what is in lists; what is none is for HF to refuse."""
+    sequences = sequences if isinstance(sequences, list | tuple) else []
+    return chain.from_iterable(one for one in sequences if isinstance(one, list | tuple))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]} ..."

@@ -67,9 +67,9 @@ def merge_generation_config(
     """Fill the unset fields of `given` from the model's configuration, then from HF's defaults.
 
     ``GenerationMixin._prepare_generation_config`` does the same with the same methods. Neither
-    argument is changed.
+    argument is changed; the result shares the lists of `given`, which may be long.
     """
-    merged = copy.deepcopy(given) if given is not None else GenerationConfig()
+    merged = copy.copy(given) if given is not None else GenerationConfig()
     merged.update(**of_model.to_dict(), defaults_only=True, allow_custom_entries=True)
     merged.update(**of_model._get_default_generation_params(), defaults_only=True)
     return merged

@@ -6,11 +6,13 @@ length; the engine's do not. So each class is called with what it reads of ``inp
 a length, or the tokens, aligned to the right. An object of the caller's, whatever its class, is
 called as it is, with all tokens of the sequence that it is for. The repetition penalties are the
 fork's own: they remember what a sequence has seen instead of looking at all of it in every step.
-`in_place` stands in for HF's code, with the same bits, where that copies all scores to change few.
+`in_place`, `sequence_bias` and `ngrams` stand in for HF's code, with the same bits, where that
+copies all scores to change few, or costs more than its parameters are long.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from functools import partial
@@ -29,7 +31,9 @@ from transformers.generation import logits_process as hf
 from vllm.fork_ops.seen_tokens import apply_repetition_penalty
 from vllm.hf_compat.call import Callbacks
 from vllm.hf_compat.in_place import Step, in_place_step
+from vllm.hf_compat.ngrams import forbid_ngrams_of_prompt
 from vllm.hf_compat.request import HFRequest
+from vllm.hf_compat.sequence_bias import SequenceBias, biases_of
 
 if TYPE_CHECKING:
     from vllm.hf_compat.batch import RequestState, Rows
@@ -103,19 +107,20 @@ class Pipeline:
         )
         own = {id(processor) for processor in callbacks.logits_processor}
         return [
-            self._own_step(processor)
-            if id(processor) in own
-            else self._step(processor, nominal_prompt_len)
+            self._own_step(processor) if id(processor) in own else self._step(processor, request)
             for processor in processors
         ]
 
     @staticmethod
     def key(request: HFRequest) -> str | None:
-        """Return what two requests must share to share a pipeline; None if they cannot."""
+        """Return what two requests must share to share a pipeline; None if they cannot.
+
+        It is a digest, and short whatever the parameters are.
+        """
         if _is_private(request):
             return None
         shared = (request.fields, request.eos_token_ids, _nominal_prompt_len(request))
-        return json.dumps(shared, sort_keys=True)
+        return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()
 
     def __call__(self, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
         """Apply all steps to scores float32 [num_rows, vocab_size], perhaps in place.
@@ -174,14 +179,17 @@ class Pipeline:
         self.reads_tokens = True
         return partial(_with_tokens, processor)
 
-    def _step(self, processor: hf.LogitsProcessor, nominal_prompt_len: int) -> Step:
+    def _step(self, processor: hf.LogitsProcessor, request: HFRequest) -> Step:
         """Return a step that gives a `processor` that HF made what it reads of ``input_ids``.
 
-        It raises before it changes any scores, or not at all.
+        It raises before it changes any scores, or not at all, or does the same again.
         """
         kind = type(processor)
         self.reads_tokens |= kind in _READ_TOKENS
-        if (step := in_place_step(processor, self._device)) is not None:
+        if (name := _STAND_INS_OF.get(kind)) is not None:
+            return self._step_of(name, request)
+        nominal_prompt_len = _nominal_prompt_len(request)
+        if (step := in_place_step(processor, nominal_prompt_len, self._device)) is not None:
             return step
         if kind is hf.UnbatchedClassifierFreeGuidanceLogitsProcessor:
             return partial(_guide, processor.guidance_scale)
@@ -199,13 +207,18 @@ class Pipeline:
             self.reads_prompt = True
             return partial(_penalize_prompt, processor.penalty)
         self.reads_tokens = True
-        if kind is hf.EncoderNoRepeatNGramLogitsProcessor:
-            return partial(_without_ngrams_of_prompt, processor.ngram_size)
         if kind is hf.WatermarkLogitsProcessor:
             return partial(_with_context, processor, processor.context_width)
         if self.is_private or kind in _READ_TOKENS:
             return partial(_with_tokens, processor)
         raise NotImplementedError(f"hf_compat does not know how to call {kind.__name__}")
+
+    def _step_of(self, name: str, request: HFRequest) -> Step:
+        """Return the step of a field for which HF has made a processor of a stand-in."""
+        if name == "encoder_no_repeat_ngram_size":
+            return partial(forbid_ngrams_of_prompt, request.fields[name])
+        biases = biases_of(request.fields, name, request.eos_token_ids)
+        return SequenceBias(biases, self._device)
 
 
 _READ_NOTHING = (
@@ -219,20 +232,35 @@ _READ_NOTHING = (
     hf.LogitNormalization,
 )
 _READ_LENGTH = (hf.ForcedBOSTokenLogitsProcessor,)
-_READ_NEW_LENGTH = (  # they count from the end of the prompt
-    hf.ExponentialDecayLengthPenalty,
-    hf.SuppressTokensAtBeginLogitsProcessor,
-)
+_READ_NEW_LENGTH = (hf.ExponentialDecayLengthPenalty,)  # it counts from the end of the prompt
 _READ_TOKENS = (
     hf.SequenceBiasLogitsProcessor,
     hf.NoBadWordsLogitsProcessor,
     hf.NoRepeatNGramLogitsProcessor,
+    hf.EncoderNoRepeatNGramLogitsProcessor,
 )
+_STAND_INS_OF = {
+    hf.SequenceBiasLogitsProcessor: "sequence_bias",
+    hf.NoBadWordsLogitsProcessor: "bad_words_ids",
+    hf.EncoderNoRepeatNGramLogitsProcessor: "encoder_no_repeat_ngram_size",
+}
+_STAND_INS: dict[str, Any] = {
+    "sequence_bias": [[[0], 0.0]],
+    "bad_words_ids": [[0, 0]],  # two tokens are never EOS, which HF takes out
+}
+"""What HF's constructors are told in place of long lists: the request has been checked with these
+(`sequence_bias.check_sequences`), and the step is ours."""
 
 
 def _config(fields: dict[str, Any]) -> GenerationConfig:
-    """Return the configuration that `step_fields` wrote down."""
-    config = GenerationConfig(**{"num_beams": 1, **fields, "watermarking_config": None})
+    """Return the configuration that `step_fields` wrote down, with what HF makes its list of."""
+    size = fields.get("encoder_no_repeat_ngram_size")
+    stand_ins = {name: value for name, value in _STAND_INS.items() if name in fields}
+    if isinstance(size, int):  # HF refuses other numbers, and makes a list for each of these
+        stand_ins["encoder_no_repeat_ngram_size"] = min(size, 1)
+    config = GenerationConfig(
+        **{"num_beams": 1, **fields, **stand_ins, "watermarking_config": None}
+    )
     watermark = fields.get("watermarking_config")
     if watermark is not None:
         synth_id = "ngram_len" in watermark
@@ -325,17 +353,6 @@ def _with_context(
         part = rows.select(indices)
         scores[indices] = processor(part.token_ids()[:, -width:], scores[indices])
     return scores
-
-
-def _without_ngrams_of_prompt(size: int, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
-    """HF's class for each row, with the row's own prompt."""
-    processed = []
-    for i, state in enumerate(rows.states):
-        if state.prompt_ngrams is None:
-            prompt = torch.tensor([state.known_prompt], dtype=torch.int64)
-            state.prompt_ngrams = hf.EncoderNoRepeatNGramLogitsProcessor(size, prompt)
-        processed.append(state.prompt_ngrams(rows.select([i]).token_ids(), scores[i : i + 1]))
-    return torch.cat(processed)
 
 
 # --- the penalties -------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from vllm.sampling_params import SamplingParams
@@ -70,7 +70,9 @@ class HFRequest:
 
     def attach(self, params: SamplingParams) -> None:
         """Store this request in `params`, replacing what a client may have put there."""
-        params.extra_args = {**(params.extra_args or {}), EXTRA_ARGS_KEY: asdict(self)}
+        # Not `asdict`, which copies every list: they may be long, and nobody changes them.
+        carried = {one.name: getattr(self, one.name) for one in fields(self)}
+        params.extra_args = {**(params.extra_args or {}), EXTRA_ARGS_KEY: carried}
 
     @staticmethod
     def is_plain(params: SamplingParams | None) -> bool:
