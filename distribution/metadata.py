@@ -31,7 +31,8 @@ DEV = [
     *NVCC_PACKAGES,
 ]
 EVAL = ["lm_eval[hf]>=0.4.13"]  # for benchmarks/lm_eval_parity.py
-OWN = ["rich"]
+# hf_compat follows one release of generate(), see vllm/fork/transformers_release.py.
+OWN = ["rich", "transformers>=5.19"]
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,14 @@ from email.message import Message
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from distribution.fetch import upstream_wheel
 from distribution.metadata import DEV, OWN, Metadata, adapt_metadata
 from distribution.pins import TARGETS, Pin, load_pin
 from distribution.pristine import build_folder
 from tests.distribution.fake_repository import write_files
+from vllm.fork.transformers_release import is_tested
 
 MULTIMODAL = ("torchvision", "torchaudio", "torchcodec")
 
@@ -70,6 +72,13 @@ def test_multimodal_packages_are_an_extra_on_cpu_only(release: Release) -> None:
     adapted = release.adapted
     actual = (names(adapted.requires), names(adapted.extras["multimodal"]))
     assert actual == expected[release.pin.target]
+
+
+def test_transformers_is_one_that_hf_compat_is_tested_with(release: Release) -> None:
+    required = [Requirement(line) for line in release.adapted.requires]
+    releases = [one.specifier for one in required if one.name == "transformers"]
+    for version in ("5.18.0", "5.19.0", "5.19.3", "5.20.0", "6.0.0"):
+        assert all(one.contains(version) for one in releases) == is_tested(version), version
 
 
 def test_torch_is_the_one_that_the_pin_names(release: Release) -> None:

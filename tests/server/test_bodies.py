@@ -248,7 +248,9 @@ def test_more_than_one_row(
         extra_body={"max_new_tokens": 20, "return_token_ids": True, **body},
     )
     assert [choice.index for choice in response.choices] == list(range(count))
-    answers = {choice.index: choice.to_dict()["token_ids"] for choice in response.choices}
+    answers: dict[int, Any] = {
+        choice.index: choice.to_dict()["token_ids"] for choice in response.choices
+    }
     padding = {tokenizer.eos_token_id, tokenizer.pad_token_id}
     for i, row in enumerate(rows):
         assert equal_to_the_end(answers[i], row, padding)
@@ -258,9 +260,9 @@ def test_more_than_one_row(
 
 def streamed_token_ids(
     client: openai.OpenAI, text: str, body: dict[str, Any]
-) -> dict[int, list[int]]:
+) -> dict[int, list[Any]]:
     """Return the tokens of each answer of the same request as a stream."""
-    streamed: dict[int, list[int]] = {}
+    streamed: dict[int, list[Any]] = {}
     for chunk in client.completions.create(
         model="tiny",
         prompt=text,
@@ -268,7 +270,8 @@ def streamed_token_ids(
         extra_body={"max_new_tokens": 20, "return_token_ids": True, **body},
     ):
         for choice in chunk.choices:
-            streamed.setdefault(choice.index, []).extend(choice.to_dict()["token_ids"])
+            fields: dict[str, Any] = choice.to_dict()
+            streamed.setdefault(choice.index, []).extend(fields["token_ids"])
     return streamed
 
 
