@@ -116,3 +116,16 @@ def test_room_for_the_negative_prompt() -> None:
 def test_more_beams_than_places(engine: LLM) -> None:
     with pytest.raises(VLLMValidationError, match="raise max_num_seqs"):
         engine.generate("x", GenerationConfig(num_beams=4000), use_tqdm=False)
+
+
+def test_searches_leave_seats_to_others(engine: LLM) -> None:
+    """Ten searches have more rows than the batch; a request that comes after them overtakes all."""
+    llm_engine = engine.llm_engine
+    configs = [GenerationConfig(num_beams=32, max_new_tokens=12)] * 10
+    for i, config in enumerate([*configs, GenerationConfig(max_new_tokens=3)]):
+        llm_engine.add_request(str(i), "def f(", config)
+    ended: list[str] = []
+    while llm_engine.has_unfinished_requests():
+        ended += [one.request_id for one in llm_engine.step() if one.finished]
+    assert ended[0] == "10"
+    assert sorted(ended) == sorted(map(str, range(11)))

@@ -11,7 +11,9 @@ from __future__ import annotations
 import functools
 import zlib
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -268,7 +270,7 @@ def test_each_request_answers_as_if_alone(
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-@pytest.mark.parametrize("fields", [{}, {"guidance_scale": 2.0}, {"num_beams": 3}], ids=str)
+@pytest.mark.parametrize("fields", [{}, {"guidance_scale": 2.0}, {"num_beams": 2}], ids=str)
 def test_preempted_requests_start_again(fields: dict[str, Any], is_async: bool) -> None:
     """Two long requests whose blocks do not suffice for both to the end."""
     scheduler, worker = make_scheduler(26, is_async=is_async), Worker(is_async)
@@ -286,12 +288,109 @@ def test_preempted_requests_start_again(fields: dict[str, Any], is_async: bool) 
     assert sum(request.num_preemptions for request in requests_of) > 0
 
 
-def run(scheduler: HFScheduler, worker: Worker, *, is_async: bool) -> dict[str, list[int]]:
-    """Run all requests; under async scheduling a step is scheduled before the last one returns."""
+# --- who has which seats -------------------------------------------------------------------------
+def add(scheduler: HFScheduler, name: str, **fields: Any) -> None:
+    """Let a request wait; it is one of several rows if it has a field that makes it one."""
+    hf_request = HFRequest(fields=fields, prompt_len=2, max_length=2 + NUM_NEW)
+    scheduler.add_request(make_request(name, [len(name), 1], hf_request))
+
+
+def steps(scheduler: HFScheduler, worker: Worker) -> Iterator[set[str]]:
+    """Run step after step, and yield the requests that each has scheduled."""
+    while scheduler.has_requests():
+        output = scheduler.schedule()
+        yield {split_row_id(name)[0] for name in output.num_scheduled_tokens}
+        if output.total_num_scheduled_tokens or output.finished_req_ids:
+            scheduler.update_from_output(output, worker.run(output))
+
+
+def test_others_keep_seats_while_searches_run_and_wait() -> None:
+    """Of six seats five are for searches, of which two have four and the third waits."""
+    scheduler, worker = make_scheduler(200, is_async=False), Worker(is_async=False)
+    for name in ("s0", "s1", "s2"):
+        add(scheduler, name, num_beams=2)
+    running = steps(scheduler, worker)
+    assert next(running) == {"s0", "s1"}
+    add(scheduler, "x0")
+    assert next(running) == {"s0", "s1", "x0"}
+    add(scheduler, "x1")
+    assert next(running) == {"s0", "s1", "x0", "x1"}
+    assert {"s2"} <= set().union(*running)
+
+
+def test_seats_that_become_free_are_kept_for_a_search_that_came_first() -> None:
+    scheduler, worker = make_scheduler(200, is_async=False), Worker(is_async=False)
+    for i in range(5):
+        add(scheduler, f"x{i}")
+    running = steps(scheduler, worker)
+    next(running)
+    add(scheduler, "s", num_beams=4)
+    add(scheduler, "late")
+    started = [next(running) for _ in range(NUM_NEW + 1)]
+    assert not any({"s", "late"} & step for step in started[: NUM_NEW - 1])
+    assert {"s", "late"} <= started[-1]
+
+
+def test_a_lone_search_may_have_all_seats() -> None:
+    scheduler, worker = make_scheduler(200, is_async=False), Worker(is_async=False)
+    add(scheduler, "s0", num_beams=6)
+    add(scheduler, "s1", num_beams=6)
+    order = [step for step in steps(scheduler, worker) if step]
+    assert order[0] == {"s0"}
+    assert {"s1"} in order
+    assert {"s0", "s1"} not in order
+
+
+def test_a_search_that_needs_all_seats_is_overtaken_so_often_and_not_more() -> None:
+    """Requests of one row that never end to come are not the end of it."""
+    scheduler, worker = make_scheduler(200, is_async=False), Worker(is_async=False)
+    add(scheduler, "x0")
+    add(scheduler, "s", num_beams=6)
+    started = set()
+    for number, step in enumerate(steps(scheduler, worker), 1):
+        started |= step
+        if "s" in step:
+            break
+        add(scheduler, f"x{number}")
+    assert step == {"s"}
+    assert len(started - {"s"}) in (MAX_SEQS, MAX_SEQS + 1)  # the first came before it
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@settings(max_examples=40)
+@given(
+    coming=st.lists(
+        st.tuples(st.integers(0, 30), st.sampled_from([1, 1, 2, 3, 5, 6])), min_size=1, max_size=20
+    )
+)
+def test_no_kind_of_request_waits_for_ever(is_async: bool, coming: list[tuple[int, int]]) -> None:
+    """Whatever comes in which step: everything ends, and no step has more rows than seats."""
+    scheduler, worker = make_scheduler(200, is_async=is_async), Worker(is_async)
+    arrivals: dict[int, list[Callable[[], None]]] = {}
+    for i, (step, rows) in enumerate(coming):
+        fields = {"num_beams": rows} if rows > 1 else {}
+        arrivals.setdefault(step, []).append(partial(add, scheduler, f"r{i}", **fields))
+    answers = run(scheduler, worker, is_async=is_async, arrivals=arrivals)
+    assert answers.keys() == {f"r{i}" for i in range(len(coming))}
+
+
+def run(
+    scheduler: HFScheduler,
+    worker: Worker,
+    *,
+    is_async: bool,
+    arrivals: dict[int, list[Callable[[], None]]] | None = None,
+) -> dict[str, list[int]]:
+    """Run all requests, those that come before some step, too; under async scheduling a step is
+    scheduled before the last one returns.
+    """
+    arrivals = arrivals or {}
     answers: dict[str, list[int]] = {}
     in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
-    for _ in range(3000):
-        if not scheduler.has_requests() and not in_flight:
+    for number in range(3000):
+        for arrive in arrivals.get(number, []):
+            arrive()
+        if number >= max(arrivals, default=0) and not scheduler.has_requests() and not in_flight:
             return answers
         output = scheduler.schedule()
         if output.total_num_scheduled_tokens or output.finished_req_ids:

@@ -13,13 +13,14 @@ For both, the next step waits for the outcome of the last one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from vllm.hf_compat.beam_search import BeamStep
 from vllm.hf_compat.kv_fork import BlockTables, ForkingKVCacheManager
 from vllm.hf_compat.request import HFRequest
 from vllm.hf_compat.row_ids import GUIDE, row_id
+from vllm.hf_compat.seats import Demand, Load, Plan, Seats
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
@@ -44,7 +45,8 @@ class _RowScheduling(_Base):
         self.max_num_scheduled_tokens: int
         self.kv_cache_manager: Any = ForkingKVCacheManager(self.kv_cache_manager)
         self._token_budget: int = self.max_num_scheduled_tokens
-        self._num_set_aside = 0  # tokens of this step, for guides that may come in
+        self._seats = Seats(self._num_seats, self._token_budget)
+        self._plan = Plan()
 
     def add_request(self, request: Request) -> None:
         """As ``Scheduler.add_request``."""
@@ -63,14 +65,28 @@ class _RowScheduling(_Base):
         if not self._num_rows or not self.waiting:
             return self._num_seats
         next_one = self.waiting.peek_request()
-        rows = sum(self._num_rows.get(one.request_id, 1) for one in [*self.running, next_one])
-        coming = sum(map(self._num_tokens_to_come, [*self.running, next_one]))
-        has_place = rows <= self._num_seats and rows + coming <= self._token_budget
-        return self._num_seats if has_place and coming <= self._num_set_aside else 0
+        load = self._load([*self.running, next_one])
+        running = set(self.running)
+        coming = [one for one in self._plan.first if one not in running and one is not next_one]
+        seats = load.rows + self._load(coming).rows
+        if next_one not in self._plan.first:
+            seats += self._plan.kept
+        has_place = seats <= self._num_seats and load.rows + load.tokens <= self._token_budget
+        return self._num_seats if has_place and load.tokens <= self._plan.tokens else 0
 
     @max_num_active_reqs.setter
     def max_num_active_reqs(self, value: int) -> None:
         self._num_seats = value
+
+    def _load(self, requests: Iterable[Request]) -> Load:
+        """Return what requests take of a step together."""
+        load = Load()
+        for request in requests:
+            rows = self._num_rows.get(request.request_id, 1)
+            load.rows += rows
+            load.shared += rows if rows > 1 else 0
+            load.tokens += self._num_tokens_to_come(request)
+        return load
 
     def _num_tokens_to_come(self, request: Request) -> int:
         """Return how many tokens a request's guide brings when it comes in."""
@@ -79,30 +95,36 @@ class _RowScheduling(_Base):
             return 0
         return len(guide.prompt) + request.num_output_tokens
 
-    def _set_tokens_aside(self) -> None:
-        """Keep room in this step's batch for rows that vLLM does not count."""
-        rows = sum(self._num_rows.get(request.request_id, 1) for request in self.running)
-        self._num_set_aside = sum(map(self._num_tokens_to_come, self.running))
-        if self.kv_cache_manager.guides:
-            most = self._token_budget - rows - 2
-            for request in self.waiting:
-                coming = self._num_set_aside + self._num_tokens_to_come(request)
-                if coming > most:
-                    break
-                self._num_set_aside = coming
-                most = self._token_budget // 2  # several of them leave others half of the step
-        extra_rows = rows - len(self.running)
-        self.max_num_scheduled_tokens = self._token_budget - extra_rows - self._num_set_aside
+    def _prepare_step(self) -> None:
+        """Choose who may start, and keep room in the batch for rows that vLLM does not count."""
+        running = self._load(self.running)
+        extra_rows = running.rows - len(self.running)
+        waiting = [
+            Demand(one, self._num_rows.get(one.request_id, 1), self._num_tokens_to_come(one))
+            for one in self.waiting
+        ]
+        plan = self._plan = self._seats.plan(waiting, running)
+        self.waiting.remove_requests({*plan.first, *plan.held})
+        self.waiting.prepend_requests(reversed(plan.first))
+        self.max_num_scheduled_tokens = self._token_budget - extra_rows - plan.tokens
+
+    def _end_step(self, output: SchedulerOutput) -> None:
+        """Let those that could not start wait on, before all others."""
+        held = self._plan.held
+        self.waiting.prepend_requests(reversed(held))
+        several = [one for one in held if one.request_id in self._num_rows]
+        self._seats.overtake(several, len(output.scheduled_new_reqs))
 
     # --- a step ------------------------------------------------------------------------------
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """As ``Scheduler.schedule``, with all rows."""
         self.max_num_scheduled_tokens = self._token_budget
-        if self._num_rows:
-            self._set_tokens_aside()
+        if not self._num_rows:
+            return super().schedule(throttle_prefills)
+        self._prepare_step()
         output = super().schedule(throttle_prefills)
-        if self._num_rows:
-            self._send_rows(output)
+        self._end_step(output)
+        self._send_rows(output)
         return output
 
     def _send_rows(self, output: SchedulerOutput) -> None:
