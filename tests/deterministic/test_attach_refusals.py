@@ -189,6 +189,42 @@ def test_an_attached_model_is_not_trained_or_saved_or_attached_again() -> None:
         model.train()(token_ids(4))
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2-2b"])  # the second caps its logits
+def test_a_backward_pass_is_refused(family: str) -> None:
+    model = attach(random_model(family))
+    with torch.enable_grad():
+        outputs = model(token_ids(6), labels=token_ids(6))
+        for result in (outputs.loss, outputs.logits.sum()):
+            with pytest.raises(ValueError, match=r"^an attached model is for inference, .* attach"):
+                result.backward()
+    assert torch.equal(model(token_ids(6)).logits, outputs.logits)
+
+
+def test_gradients_that_are_asked_for_are_refused() -> None:
+    """PyTorch would compute wrong ones."""
+    model = attach(random_model("llama")).requires_grad_()
+    with (
+        torch.enable_grad(),
+        pytest.raises(ValueError, match=r"^an attached model is for inference"),
+    ):
+        model(token_ids(6)).logits.sum().backward()
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+@pytest.mark.parametrize("part", ["", "model", "model.layers.0.mlp"])
+def test_weights_cannot_be_loaded(part: str, is_strict: bool) -> None:
+    """And nothing is changed before that is said, not even the embedding."""
+    model, other = llama(), random_model("llama")
+    before = model(token_ids(6)).logits
+    for parameter in other.parameters():
+        parameter.data.zero_()
+    with pytest.raises(ValueError, match=r"^an attached model takes no weights, .* attach that\.$"):
+        model.get_submodule(part).load_state_dict(
+            other.get_submodule(part).state_dict(), strict=is_strict
+        )
+    assert torch.equal(model(token_ids(6)).logits, before)
+
+
 def test_positions_beyond_what_frequencies_are_for() -> None:
     factors = [2.0] * 48
     parameters = {

@@ -19,6 +19,8 @@ from vllm.fork_ops.portable_product import (
     portable_product,
 )
 
+from .training import without_gradient
+
 
 class PortableLinear(nn.Module):
     """``x W^T + b`` with a packed weight.
@@ -60,11 +62,11 @@ class PortableHead(PortableLinear):
         """Return logits, float32 [..., vocab_size], of x [..., hidden_size]."""
         logits = super().forward(x)
         if self._cap is None:
-            return logits
+            return without_gradient(logits)
         # A tensor: PyTorch divides by a number on CPU, and on CUDA multiplies with what is nearly
         # its reciprocal.
         caps = logits.new_full((1,), self._cap)
-        return portable_map(logits / caps, Function.TANH) * caps
+        return without_gradient(portable_map(logits / caps, Function.TANH) * caps)
 
 
 def pack_together(layers: Sequence[Any]) -> list[PackedWeight]:

@@ -23,6 +23,7 @@ from .refusal import refusal
 from .rehearsal import rehearse
 from .rotary import portable_rotary, use_rotations
 from .support import check_model
+from .training import refuse_changes
 
 _TOGETHER = ("q_proj", "k_proj", "v_proj")
 """Layers of one input, which vLLM has as one matrix; gates are `portable_gated_mlp`'s."""
@@ -42,9 +43,9 @@ def attach_kernels(model: PreTrainedModel, *, max_length: int | None = None) -> 
     The arithmetic is that of ``docs/numerics``, and of ``LLM(..., deterministic=True)``.
 
     Weights are packed one after the other in the place of the originals, so the model takes as much
-    memory as before; it can no longer be saved or trained. Positions count from each row's first
-    token, as in ``generate()``, and the cache is a ``DynamicCache``, whatever the generation
-    configuration says. A cap on the logits moves from the configuration into the head.
+    memory as before; it can no longer be saved or trained, nor take weights. Positions count from
+    each row's first token, as in ``generate()``, and the cache is a ``DynamicCache``, whatever the
+    generation configuration says. A cap on the logits moves from the configuration into the head.
 
     Args:
         model: with bfloat16 or float16 parameters, all on the CPU or on one NVIDIA GPU of compute
@@ -76,14 +77,10 @@ def attach_kernels(model: PreTrainedModel, *, max_length: int | None = None) -> 
     _replace_linear_layers(model)
     _check_holders(model)
     rehearse(model)
-    model.save_pretrained = _refuse_to_save
+    refuse_changes(model)
     if model.generation_config is not None:
         model.generation_config.cache_implementation = None  # a static cache would be refused
     return model
-
-
-def _refuse_to_save(*arguments: Any, **options: Any) -> None:
-    raise ValueError("an attached model cannot be saved: its weights are packed. Save it before.")
 
 
 def _activation(module: nn.Module) -> PortableActivation | None:

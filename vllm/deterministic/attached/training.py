@@ -1,0 +1,55 @@
+"""What would change the weights of an attached model says so, and changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from transformers import PreTrainedModel
+
+_INFERENCE = (
+    "an attached model is for inference, since its kernels have no gradients: train the model of "
+    "Transformers, and attach it then."
+)
+_PACKED = (
+    "an attached model takes no weights, since its own are packed: load them into a model of "
+    "Transformers, and attach that."
+)
+
+
+class _NoGradient(torch.autograd.Function):
+    """The identity, through which nothing goes back."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> NoReturn:
+        raise ValueError(_INFERENCE)
+
+
+def without_gradient(logits: torch.Tensor) -> torch.Tensor:
+    """Return `logits`, of which a backward pass is a ValueError that says what to do.
+
+    Without it PyTorch says that no tensor requires a gradient, or computes wrong ones for those
+    that somebody has made to require them.
+    """
+    if not torch.is_grad_enabled():
+        return logits
+    return _NoGradient.apply(logits, logits.new_empty(0, requires_grad=True))
+
+
+def refuse_changes(model: PreTrainedModel) -> None:
+    """Let the ways to save a model of Transformers, and to load its weights, raise a ValueError."""
+    model.save_pretrained = _refuse_to_save
+    for module in model.modules():  # any of them may be told to load
+        module.register_load_state_dict_pre_hook(_refuse_weights)
+
+
+def _refuse_to_save(*arguments: Any, **options: Any) -> NoReturn:
+    raise ValueError("an attached model cannot be saved: its weights are packed. Save it before.")
+
+
+def _refuse_weights(*_: Any) -> NoReturn:
+    raise ValueError(_PACKED)
