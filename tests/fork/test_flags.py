@@ -23,7 +23,8 @@ def parse(*arguments: str) -> AsyncEngineArgs:
 @pytest.mark.parametrize(
     ("arguments", "value"),
     [((), False), (("--hf-compat",), True), (("--hf_compat",), True),
-     (("--hf-compat", "exact"), "exact"), (("--hf-compat", "--no-hf-compat"), False)],
+     (("--hf-compat", "exact"), "exact"), (("--hf-compat", "strict"), "strict"),
+     (("--hf-compat", "--no-hf-compat"), False)],
 )  # fmt: skip
 def test_command_line(arguments: tuple[str, ...], value: bool | str) -> None:
     assert parse(*arguments).hf_compat == value

@@ -34,9 +34,12 @@ def test_every_way_is_refused_and_answers_stay(
             lambda: llm.collective_rpc("reload_weights"),
             lambda: llm.collective_rpc("reload_weights", kwargs={"weights_path": str(MODEL)}),
             lambda: llm.apply_model(load_zeros),
+            lambda: llm.sleep(level=2),  # they would have to be given again
         ):
             with pytest.raises(Exception, match=message):
                 change()
+        llm.sleep(level=1)
+        llm.wake_up()
         after = llm.generate("def f(", use_tqdm=False)[0].outputs[0].token_ids
     assert list(after) == list(before)
 

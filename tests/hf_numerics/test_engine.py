@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,8 +40,11 @@ def hf_bfloat16() -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def bfloat16_engine() -> Iterator[LLM]:
-    """Prompts are computed whole: in chunks their products would have other numbers of rows."""
-    with bundled_engine(dtype="bfloat16", max_num_batched_tokens=2048) as llm:
+    """Prompts are computed whole: in chunks their products would have other numbers of rows.
+
+    What cost bits would stop its start; where that is known see `test_parity_report`.
+    """
+    with bundled_engine(hf_compat="strict", dtype="bfloat16", max_num_batched_tokens=2048) as llm:
         yield llm
 
 
@@ -64,6 +68,15 @@ def test_logits_of_a_request_in_bfloat16(
     """The very bits, beside requests of other lengths."""
     config = GenerationConfig(max_new_tokens=12, output_logits=True)
     expect_logits(bfloat16_engine, hf_bfloat16, prompt_ids(tokenizer, 5), config)
+
+
+def test_report_of_an_engine(bfloat16_engine: LLM) -> None:
+    """Its workers tell, without VLLM_ALLOW_INSECURE_SERIALIZATION."""
+    assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in os.environ
+    report = bfloat16_engine.parity_report()
+    assert report.has_hf_bits
+    counts = {row.kind: row.count for row in report.rows}
+    assert (counts["Attention"], counts["RowParallelLinear"], counts["RMSNorm"]) == (6, 12, 13)
 
 
 @pytest.mark.parametrize("shape", ["bloom-560m", "falcon-7b", "qwen3-30b-a3b"])

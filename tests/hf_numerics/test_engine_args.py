@@ -17,9 +17,12 @@ from transformers import (
     PretrainedConfig,
 )
 
+from tests.engines import MODEL
 from tests.longrope import use_longrope
-from vllm.config import VllmConfig
+from vllm.config import CompilationMode, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.fork.engine_args import prepare_engine_args
+from vllm.fork.flags import ForkFlags
 from vllm.hf_numerics.dtype import hf_dtype
 from vllm.hf_numerics.tensor_parallel import working_sizes
 
@@ -187,3 +190,37 @@ def test_heads_that_do_not_divide_are_refused_with_what_works(tmp_path: Path) ->
         ValueError, match="6 attention heads and 4 key-value heads: use one of 1, 2"
     ):
         engine_config(tmp_path, split_qkv=True, tensor_parallel_size=4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cause"),
+    [
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size=2"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
+        ({"distributed_executor_backend": "ray"}, "distributed_executor_backend='ray'"),
+        ({"distributed_executor_backend": "uni"}, None),
+    ],
+)
+def test_other_threads_than_pytorchs_are_said(
+    monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], cause: str | None
+) -> None:
+    said: list[str] = []
+    warn = "vllm.hf_numerics.engine_args.logger.warning"
+    monkeypatch.setattr(warn, lambda text, *values: said.append(text % values))
+    for dtype in ("bfloat16", "float32"):
+        args = EngineArgs(str(MODEL), dtype=dtype, hf_compat=True, **arguments)
+        prepare_engine_args(args, ForkFlags(hf_compat=True))
+        prepare_engine_args(args, ForkFlags(hf_compat=True))  # arguments may be prepared already
+    expected = f"hf_compat: with {cause} workers have vLLM's number of threads and not PyTorch's, "
+    assert [text.startswith(expected) for text in said] == [True, True] * (cause is not None)
+
+
+@pytest.mark.parametrize("flags", [{"hf_compat": True}, {"deterministic": True}], ids=str)
+def test_a_compilation_config_in_each_form(flags: dict[str, Any]) -> None:
+    for given in (3, None, {"mode": 3}):
+        args = EngineArgs(str(MODEL), dtype="bfloat16", compilation_config=given, **flags)
+        assert args.create_engine_config().compilation_config.mode == CompilationMode.NONE  # a CPU
+    for wrong in (7, "3", True):
+        args = EngineArgs(str(MODEL), dtype="bfloat16", compilation_config=wrong, **flags)
+        with pytest.raises(ValueError, match=f"^compilation_config={wrong!r} is no configuration"):
+            args.create_engine_config()

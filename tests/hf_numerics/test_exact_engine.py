@@ -56,6 +56,13 @@ def stock_model(dtype: str) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(MODEL, dtype=getattr(torch, dtype)).eval()
 
 
+def test_report_of_an_engine(exact_engine: LLM) -> None:
+    report = exact_engine.parity_report()
+    (row,) = report.rows
+    assert (row.kind, row.count, row.has_hf_bits) == ("LlamaForCausalLM", 1, True)
+    assert report.has_hf_bits
+
+
 def stock_logits(
     model: PreTrainedModel, prompt: list[int], config: GenerationConfig
 ) -> tuple[list[int], np.ndarray]:

@@ -14,6 +14,7 @@ from vllm.deterministic.self_check import check_machine
 from vllm.fork.flags import ForkFlags
 from vllm.fork.weight_updates import refuse_weight_updates
 from vllm.forward_context import set_forward_context
+from vllm.hf_numerics.parity_report import log_report
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 if TYPE_CHECKING:
@@ -37,8 +38,9 @@ _OPERATORS_IN: dict[type[nn.Module], tuple[str, ...]] = {
 
 
 def check_runner(runner: GPUModelRunner) -> None:
-    """Check the device's bits and the model's operations in deterministic mode, and refuse changes
-    of the weights with each flag that does not go with them; nothing without flags.
+    """Check the device's bits and the model's operations in deterministic mode, refuse changes of
+    the weights with each flag that does not go with them, and log with hf_compat which layers have
+    Hugging Face's bits; nothing without flags.
 
     The layers that vLLM has wrapped for adapters get portable bits here, before they compute.
 
@@ -52,6 +54,7 @@ def check_runner(runner: GPUModelRunner) -> None:
         use_portable_adapters(runner.get_model())
         _check_operations(runner)
     refuse_weight_updates(runner)
+    log_report(runner)
 
 
 @torch.no_grad()

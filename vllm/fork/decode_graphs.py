@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vllm.config import CompilationMode, CUDAGraphMode
+from vllm.config import CompilationConfig, CompilationMode, CUDAGraphMode
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
@@ -16,6 +16,26 @@ They are what a GPU waits for least: the launches of a step with few tokens take
 work. Graphs of other steps (``FULL``) take memory and time at the start, and ``PIECEWISE`` ones are
 pieces of compiled code.
 """
+
+
+def normalise_compilation_config(args: EngineArgs) -> None:
+    """Make a ``compilation_config`` that is a mode's number, or None, one with fields, in place.
+
+    ``LLM`` does so with what it is given; who makes ``EngineArgs`` need not.
+
+    Raises:
+        ValueError: it is neither, or no mode has this number.
+    """
+    given: object = args.compilation_config
+    if given is None:
+        args.compilation_config = CompilationConfig()
+    elif type(given) is int and given in list(CompilationMode):
+        args.compilation_config = CompilationConfig(mode=CompilationMode(given))
+    elif not isinstance(given, CompilationConfig):
+        raise ValueError(
+            f"compilation_config={given!r} is no configuration of compilation: give a dictionary, "
+            f"a CompilationConfig, or the number of a mode, 0 to {max(CompilationMode).value}."
+        )
 
 
 def run_uncompiled(args: EngineArgs) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from vllm.deterministic import engine_args as deterministic
 from vllm.fork.attention_backend import check_attention_backend
 from vllm.fork.compiler import do_without_compiler
+from vllm.fork.decode_graphs import normalise_compilation_config
 from vllm.fork.system_libraries import check_system_libraries
 from vllm.fork.weight_updates import check_weight_transfer
 from vllm.hf_numerics import engine_args as hf_numerics
@@ -24,6 +25,8 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
             a library or, where code is to be compiled, a compiler.
     """
     check_system_libraries()
+    if flags.hf_compat or flags.deterministic:
+        normalise_compilation_config(args)
     check_attention_backend(args)
     deterministic.prepare_engine_args(args, flags)
     hf_numerics.prepare_engine_args(args, flags)

@@ -9,6 +9,7 @@ from torch import nn
 from vllm.fork.flags import ForkFlags
 from vllm.hf_numerics.formulas import use_hf_formulas
 from vllm.hf_numerics.layers import use_hf_layers
+from vllm.hf_numerics.parity_report import check_layers
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -20,7 +21,8 @@ def prepare_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
     Models that hold other models come here several times; what is prepared stays as it is.
 
     Raises:
-        ValueError: a layer cannot compute it; see `split_projections` and `use_portable_layers`.
+        ValueError: a layer cannot compute it; see `split_projections`, `use_portable_layers` and
+            `check_layers`.
     """
     flags = ForkFlags.of(vllm_config)
     if flags.hf_compat:
@@ -32,3 +34,4 @@ def prepare_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
         use_portable_layers(model, vllm_config)
     else:
         use_hf_layers(model, vllm_config)
+    check_layers(model, vllm_config)

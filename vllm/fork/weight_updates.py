@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from vllm.fork.flags import ForkFlags
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -40,6 +41,24 @@ def refuse_weight_updates(runner: GPUModelRunner) -> None:
 
     runner.reload_weights = refuse
     runner.get_model().load_weights = refuse
+
+
+def check_sleep(level: int, vllm_config: VllmConfig) -> None:
+    """Refuse a sleep that discards the weights, which could not be given again.
+
+    Args:
+        level: of ``LLM.sleep``; 2 discards weights, 1 keeps them in the host's memory.
+        vllm_config: of the engine; without flags nothing is refused.
+
+    Raises:
+        ValueError: the level is 2 or more, with a flag that does not go with new weights.
+    """
+    reason = _reason(ForkFlags.of(vllm_config))
+    if level >= 2 and reason is not None:
+        raise ValueError(
+            f"sleep(level={level}) would discard the weights, and {reason[:-1]}; or use "
+            "sleep(level=1), which keeps them."
+        )
 
 
 def _reason(flags: ForkFlags) -> str | None:

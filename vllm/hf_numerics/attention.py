@@ -41,16 +41,25 @@ class HFAttentionImpl(CPUAttentionBackendImpl):
     @classmethod
     def can_replace(cls, upstream: object) -> bool:
         """Whether `upstream` computes what this class does."""
+        return cls.why_not(upstream) is None
+
+    @classmethod
+    def why_not(cls, upstream: object) -> str | None:
+        """Return what `upstream` computes that this class does not; None if it can replace it."""
         if not isinstance(upstream, CPUAttentionBackendImpl):
-            return False
-        return (
-            type(upstream) is CPUAttentionBackendImpl
-            and upstream.attn_type == AttentionType.DECODER
-            and (upstream.alibi_slopes is not None) == cls.has_slopes
-            and not upstream.logits_soft_cap
-            and upstream.sinks is None
-            and not upstream.is_fp8_kv_cache
-        )
+            return f"attention of another kind ({type(upstream).__name__})"
+        found = {
+            f"attention of another kind ({type(upstream).__name__})": (
+                type(upstream) is not CPUAttentionBackendImpl
+            ),
+            f"{upstream.attn_type} attention": upstream.attn_type != AttentionType.DECODER,
+            "ALiBi other than BLOOM's": (upstream.alibi_slopes is not None and not cls.has_slopes),
+            "scores without BLOOM's ALiBi": upstream.alibi_slopes is None and cls.has_slopes,
+            "scores with a soft cap": bool(upstream.logits_soft_cap),
+            "attention sinks": upstream.sinks is not None,
+            "keys and values in fp8": upstream.is_fp8_kv_cache,
+        }
+        return next((what for what, is_there in found.items() if is_there), None)
 
     def do_kv_cache_update(
         self,

@@ -23,7 +23,8 @@ logger = init_logger(__name__)
 LOAD_FORMAT = "hf_exact"
 """Name of `loader.ExactLoader` among vLLM's model loaders."""
 
-_EXECUTOR = "vllm.hf_numerics.executor.HFExecutor"
+EXECUTOR = "vllm.hf_numerics.executor.HFExecutor"
+"""Name of `executor.HFExecutor` for ``distributed_executor_backend``."""
 
 
 def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
@@ -50,9 +51,8 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
         return  # layers of its own
     if args.load_format != LOAD_FORMAT and args.dtype in ("float32", torch.float32):
         return  # vLLM's own layers: all that differs is the last bits
-    if _needs_hf_threads(args):
-        args.distributed_executor_backend = _EXECUTOR
     if current_platform.is_cpu():
+        _use_hf_threads(args)
         _keep_prompts_whole(args)
     if not args.enforce_eager:
         _leave_compiled_code_out(args)
@@ -93,15 +93,24 @@ def _keep_prompts_whole(args: EngineArgs) -> None:
         logger.info("hf_compat: prompts are computed whole, neither in chunks nor from a cache.")
 
 
-def _needs_hf_threads(args: EngineArgs) -> bool:
-    """Whether the model's bits are those of as many threads as Transformers would have.
-
-    Several ranks divide what threads would.
+def _use_hf_threads(args: EngineArgs) -> None:
+    """Choose the executor with as many threads as Transformers would have, since bits depend on
+    them; say so where it cannot be, for there are several ranks, or workers of another kind.
     """
-    return (
-        current_platform.is_cpu()
-        and args.distributed_executor_backend in (None, "mp", "uni")
-        and args.tensor_parallel_size * args.pipeline_parallel_size == 1
+    backend = args.distributed_executor_backend
+    if args.tensor_parallel_size > 1:
+        cause = f"tensor_parallel_size={args.tensor_parallel_size}"
+    elif args.pipeline_parallel_size > 1:
+        cause = f"pipeline_parallel_size={args.pipeline_parallel_size}"
+    elif backend in (None, "mp", "uni", EXECUTOR):
+        args.distributed_executor_backend = EXECUTOR
+        return
+    else:
+        cause = f"distributed_executor_backend={backend!r}"
+    logger.warning(
+        "hf_compat: with %s workers have vLLM's number of threads and not PyTorch's, on which the "
+        "bits of products depend: logits may differ from Hugging Face's in their last bits.",
+        cause,
     )
 
 
@@ -154,7 +163,7 @@ def _excluded(args: EngineArgs, flags: ForkFlags) -> dict[str, tuple[bool | None
         ),
         "enable_prompt_embeds=True": (args.enable_prompt_embeds, "it takes token ids"),
         f"distributed_executor_backend={args.distributed_executor_backend!r}": (
-            args.distributed_executor_backend not in (None, "mp", "uni", _EXECUTOR),
+            args.distributed_executor_backend not in (None, "mp", "uni", EXECUTOR),
             "the model runs in one process",
         ),
         "kv_transfer_config": (args.kv_transfer_config is not None, "it keeps its own KV cache"),

@@ -104,9 +104,7 @@ def use_hf_experts(model: nn.Module, config: PreTrainedConfig) -> None:
 
     Quantised experts, those with adapters, and those that are spread over ranks keep vLLM's.
     """
-    if config.model_type not in _MIXTURES:
-        return
-    blocks = [block for block in model.modules() if _has_plain_experts(block)]
+    blocks = [block for block in model.modules() if _has_known_experts(block, config)]
     if not blocks:
         return
     mixture = _hf_mixture(config)
@@ -118,13 +116,26 @@ def use_hf_experts(model: nn.Module, config: PreTrainedConfig) -> None:
         experts.quant_method = HFExpertsMethod(experts.quant_method, mixture.experts)
 
 
-def _has_plain_experts(block: nn.Module) -> bool:
+def _has_known_experts(block: nn.Module, config: PreTrainedConfig) -> bool:
     runner = getattr(block, "experts", None)
-    if not isinstance(runner, MoERunner):
-        return False
-    config = runner.moe_config
-    is_plain = type(runner.routed_experts.quant_method) is UnquantizedFusedMoEMethod
-    return is_plain and not config.moe_parallel_config.use_ep and not config.is_lora_enabled
+    return isinstance(runner, MoERunner) and why_not_hf_experts(runner, config) is None
+
+
+def why_not_hf_experts(runner: MoERunner, config: PreTrainedConfig) -> str | None:
+    """Return why experts keep vLLM's kernel; None if Transformers' can take its place.
+
+    Args:
+        runner: of the experts, as the model made it.
+        config: Transformers' configuration of the model.
+    """
+    method, moe_config = runner.routed_experts.quant_method, runner.moe_config
+    if config.model_type not in _MIXTURES:
+        return f"the experts of {config.model_type} keep vLLM's kernel"
+    if type(method) is not UnquantizedFusedMoEMethod:
+        return f"experts of another kind ({type(method).__name__})"
+    if moe_config.moe_parallel_config.use_ep:
+        return "experts that are spread over ranks"
+    return "experts with adapters" if moe_config.is_lora_enabled else None
 
 
 def _hf_mixture(config: PreTrainedConfig) -> Any:

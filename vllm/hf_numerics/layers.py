@@ -36,7 +36,7 @@ from vllm.model_executor.layers.activation import (
     ReLUSquaredActivation,
     SiluAndMul,
 )
-from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
+from vllm.model_executor.layers.layernorm import GemmaRMSNorm, LayerNorm, RMSNorm
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
 from vllm.platforms import current_platform
 
@@ -52,6 +52,8 @@ _GATED: dict[type[CustomOp], Callable[..., Any]] = {
 }
 _NATIVE = (GELU, GELUTanh, NewGELU, FastGELU, QuickGELU, ReLUSquaredActivation)
 """Activations whose ``forward_native`` is Hugging Face's, operation by operation."""
+
+_PREPARED = "has_hf_operations"
 
 _SCALES_QUERY = {"opt", "xglm"}
 """Models that multiply the query with the scale, in their dtype, before attention."""
@@ -91,12 +93,18 @@ def _prepared(layer: CustomOp, config: PreTrainedConfig) -> nn.Module:
     forward = _forward_of(layer, config)
     if forward is None:
         return layer
-    if not isinstance(layer, RMSNorm | GemmaRMSNorm):
+    if not isinstance(layer, RMSNorm | GemmaRMSNorm | LayerNorm):
         layer = copy(layer)  # vLLM keeps these for the next model of the process
     if isinstance(layer, RotaryEmbeddingBase):
         use_hf_angles(layer)
     layer._forward_method = partial(forward, layer)
+    setattr(layer, _PREPARED, True)
     return layer
+
+
+def has_hf_operations(layer: nn.Module) -> bool:
+    """Whether `use_hf_layers` has given a layer Hugging Face's operations."""
+    return getattr(layer, _PREPARED, False)
 
 
 def _forward_of(layer: CustomOp, config: PreTrainedConfig) -> Callable[..., Any] | None:
@@ -106,6 +114,8 @@ def _forward_of(layer: CustomOp, config: PreTrainedConfig) -> Callable[..., Any]
         return partial(forward_rms_norm, scaling=scaling_of(type(config).__module__))
     if kind is GemmaRMSNorm:
         return forward_gemma_rms_norm
+    if kind is LayerNorm and (layer.weight is None or layer.weight.dtype != torch.float32):
+        return LayerNorm.forward_native  # PyTorch's function
     if kind in _GATED:
         return _GATED[kind]
     if kind in _NATIVE or isinstance(layer, RotaryEmbeddingBase):

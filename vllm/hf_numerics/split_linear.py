@@ -138,6 +138,11 @@ class SplitLinearMethod(UnquantizedLinearMethod):
         """Rows of each part; None for a matrix that is one in Hugging Face too."""
         return self._sizes
 
+    @property
+    def whole(self) -> UnquantizedLinearMethod:
+        """What multiplies with each part."""
+        return self._whole
+
     def _observe_loading(self, weight: Any) -> None:
         load = weight.weight_loader
 

@@ -1,0 +1,71 @@
+"""Names the package without which vLLM cannot import a model.
+
+vLLM looks into the code of a model in another process, and says no more than that it failed. The
+CPU target has no torchvision, which Transformers' processors of pictures need, so this is common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from vllm.fork.model_config import config_of
+from vllm.platforms import current_platform
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+_FAILED = "failed to be inspected"
+_OF_PYTORCH = ("torchvision", "torchaudio", "torchcodec")
+
+
+def naming_missing_packages(create: Callable[[EngineArgs], ModelConfig]) -> Callable[..., Any]:
+    """Decorate ``EngineArgs.create_model_config``: a model that cannot be imported is a ValueError
+    that names what is missing.
+    """
+
+    @wraps(create)
+    def create_or_say_why(args: EngineArgs) -> ModelConfig:
+        try:
+            return create(args)
+        except ValueError as error:
+            missing = _missing_package(args) if _FAILED in str(error) else None
+            if missing is None:
+                raise
+            architecture, package = missing
+            raise ValueError(
+                f"{architecture} needs the package {package}, which is not installed: "
+                f"{_how_to_install(package)}."
+            ) from None
+
+    return create_or_say_why
+
+
+def _missing_package(args: EngineArgs) -> tuple[str, str] | None:
+    """Return a model's architecture and the package that its code lacks; None if it lacks none."""
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    for architecture in config_of(args).architectures or []:
+        registered: Any = ModelRegistry.models.get(architecture)
+        try:
+            if registered is not None:
+                registered.load_model_cls()
+        except ModuleNotFoundError as error:
+            if error.name is not None:
+                return architecture, error.name.partition(".")[0]
+        except Exception:
+            continue  # not for want of a package: what vLLM has logged says more
+    return None
+
+
+def _how_to_install(package: str) -> str:
+    if package not in _OF_PYTORCH:
+        return f"pip install {package}"
+    if current_platform.is_cpu():
+        return (
+            f"pip install {package} --index-url https://download.pytorch.org/whl/cpu (PyPI's is "
+            "for CUDA, and breaks beside PyTorch for CPUs)"
+        )
+    return "pip install 'vllm[multimodal]'"

@@ -1,0 +1,143 @@
+"""Settings of an engine with which its logits are not Hugging Face's to the last bit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from vllm.fork.flags import ForkFlags
+from vllm.hf_numerics.engine_args import EXECUTOR
+from vllm.platforms import current_platform
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+_KEY = "fork_inexact_settings"
+"""Of ``VllmConfig.additional_config``."""
+
+_VARIABLE = "VLLM_CPU_OMP_THREADS_BIND"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting that costs Hugging Face's bits.
+
+    Attributes:
+        name: as it was given, or as it follows from what was.
+        reason: why bits are others, without an end.
+        remedy: what keeps them.
+    """
+
+    name: str
+    reason: str
+    remedy: str = "leave it out"
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.reason}"
+
+
+def inexact_settings(vllm_config: VllmConfig) -> list[Setting]:
+    """Return what costs an engine with ``hf_compat=True`` Hugging Face's bits, if anything does."""
+    of_all_layers = list(_of_all_layers(vllm_config))
+    return of_all_layers or [*_of_parts(vllm_config), *_of_steps(vllm_config)]
+
+
+def _of_all_layers(vllm_config: VllmConfig) -> Iterator[Setting]:
+    """Yield what leaves no other setting to decide."""
+    flags, dtype = ForkFlags.of(vllm_config), vllm_config.model_config.dtype
+    if flags.is_portable:
+        yield Setting("deterministic=True", "layers have the bits of its own specification")
+    if dtype == torch.float32:
+        yield Setting(
+            "dtype float32",
+            "layers are vLLM's, which gives the same tokens and other last bits of logits",
+            'use dtype="bfloat16" or "float16"',
+        )
+    if not current_platform.is_cpu():
+        yield Setting(
+            current_platform.device_name,
+            "attention and products on GPUs are vLLM's kernels",
+            "run on a CPU",
+        )
+
+
+def _of_parts(vllm_config: VllmConfig) -> Iterator[Setting]:
+    """Yield what changes how a product is taken apart."""
+    if ForkFlags.of(vllm_config).split_qkv is False:
+        yield Setting("split_qkv=False", "fused projections round otherwise than separate ones")
+    parallel = vllm_config.parallel_config
+    if parallel.tensor_parallel_size > 1:
+        yield Setting(
+            f"tensor_parallel_size={parallel.tensor_parallel_size}",
+            "sums over several parts round differently",
+        )
+    if parallel.pipeline_parallel_size > 1:
+        yield Setting(
+            f"pipeline_parallel_size={parallel.pipeline_parallel_size}",
+            "its ranks have vLLM's number of threads, on which a product's bits depend",
+        )
+    elif parallel.distributed_executor_backend != EXECUTOR and parallel.tensor_parallel_size == 1:
+        yield Setting(
+            f"distributed_executor_backend={parallel.distributed_executor_backend!r}",
+            "it has vLLM's number of threads, on which a product's bits depend",
+        )
+    if os.environ.get(_VARIABLE, "auto") != "auto":
+        yield Setting(
+            f"{_VARIABLE}={os.environ[_VARIABLE]}",
+            "it chooses the number of threads, on which a product's bits depend",
+            "unset it",
+        )
+
+
+def _of_steps(vllm_config: VllmConfig) -> Iterator[Setting]:
+    """Yield what gives products other shapes than those of `generate()`."""
+    cache, scheduler = vllm_config.cache_config, vllm_config.scheduler_config
+    if vllm_config.speculative_config is not None:
+        yield Setting("speculative_config", "several drafts at once round differently")
+    if vllm_config.lora_config is not None:
+        yield Setting("enable_lora=True", "adapters are computed by vLLM's kernels")
+    if vllm_config.model_config.quantization is not None:
+        yield Setting(
+            f"quantization={vllm_config.model_config.quantization!r}",
+            "quantised layers keep vLLM's kernels",
+            "use unquantised weights",
+        )
+    if cache.enable_prefix_caching:
+        yield Setting("enable_prefix_caching=True", "a part of a prompt rounds differently")
+    longest = scheduler.max_num_batched_tokens
+    if scheduler.enable_chunked_prefill and longest < vllm_config.model_config.max_model_len:
+        yield Setting(
+            f"max_num_batched_tokens={longest}",
+            "longer prompts are computed in chunks, which round differently",
+            f"use max_num_batched_tokens={vllm_config.model_config.max_model_len}",
+        )
+
+
+def settings_of(vllm_config: VllmConfig) -> tuple[str, ...]:
+    """Return what costs an engine in hf_compat Hugging Face's bits, a sentence each without end."""
+    return tuple(vllm_config.additional_config.get(_KEY, ()))
+
+
+def note_settings(vllm_config: VllmConfig) -> None:
+    """Keep what `settings_of` returns in the configuration of an engine in hf_compat, in place:
+    its workers have other variables of the environment.
+
+    Raises:
+        ValueError: there is any, with ``hf_compat="strict"``; the sentence names the first one,
+            why, and what to do.
+    """
+    mode = ForkFlags.of(vllm_config).hf_compat
+    settings = [] if mode == "exact" else inexact_settings(vllm_config)
+    vllm_config.additional_config[_KEY] = list(map(str, settings))
+    if mode != "strict":
+        return
+    for setting in settings:
+        raise ValueError(
+            f'hf_compat="strict" does not go with {setting.name}, since {setting.reason}: '
+            f'{setting.remedy}, or use hf_compat="exact", which has Hugging Face\'s bits in every '
+            "dtype, or hf_compat=True, which promises less."
+        )
