@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,10 @@ from tests.engines import MODEL, bundled_engine
 # Before anything imports Transformers or vLLM: nothing is downloaded, nothing is reported.
 os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="ERROR")
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# An engine is three processes. Without bytecode each compiles all of PyTorch, Transformers and vLLM
+# again, which takes longer than everything else that it does.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # How fast a machine is, or how busy, is no property of the code.
 settings.register_profile(
