@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vllm.exceptions import VLLMValidationError
+from vllm.hf_compat.packed import LISTS
 from vllm.sampling_params import SamplingParams
 
 BODY_KEY = "generation_config"
@@ -175,7 +176,7 @@ class BodyFields(GenerationFields):
 
 def attach_body(params: SamplingParams, body: BodyFields) -> None:
     """Store a client's fields in `params`, in place."""
-    fields = body.model_dump(mode="json", exclude_none=True)
+    fields = _as_json(body)
     if fields:
         params.extra_args = {**(params.extra_args or {}), BODY_KEY: fields}
 
@@ -193,8 +194,14 @@ def take_body(params: SamplingParams) -> dict[str, Any]:
     fields = extra_args.pop(BODY_KEY)
     params.extra_args = extra_args or None
     try:
-        return BodyFields.model_validate(fields).model_dump(mode="json", exclude_none=True)
+        return _as_json(BodyFields.model_validate(fields))
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, (BODY_KEY, *first["loc"])))
         raise VLLMValidationError(f"{name}: {first['msg']}.", parameter=name) from None
+
+
+def _as_json(body: BodyFields) -> dict[str, Any]:
+    """Return the fields that are set; long lists, which are JSON already, as they are."""
+    lists = {name: value for name in LISTS if (value := getattr(body, name)) is not None}
+    return body.model_dump(mode="json", exclude_none=True, exclude={*LISTS}) | lists

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ from vllm.fork_ops.seen_tokens import apply_repetition_penalty
 from vllm.hf_compat.call import Callbacks
 from vllm.hf_compat.in_place import Step, in_place_step
 from vllm.hf_compat.ngrams import forbid_ngrams_of_prompt
+from vllm.hf_compat.packed import LISTS, packed
 from vllm.hf_compat.request import HFRequest
 from vllm.hf_compat.sequence_bias import SequenceBias, biases_of
 
@@ -119,8 +120,13 @@ class Pipeline:
         """
         if _is_private(request):
             return None
-        shared = (request.fields, request.eos_token_ids, _nominal_prompt_len(request))
-        return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()
+        fields = packed(request.fields)
+        lists = {name: fields.pop(name) for name in LISTS if name in fields}
+        shared = (fields, [*lists], request.eos_token_ids, _nominal_prompt_len(request))
+        digest = hashlib.sha256(json.dumps(shared, sort_keys=True).encode())
+        for value in lists.values():
+            digest.update(hashlib.sha256(value).digest())
+        return digest.hexdigest()
 
     def __call__(self, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
         """Apply all steps to scores float32 [num_rows, vocab_size], perhaps in place.
@@ -252,15 +258,14 @@ _STAND_INS: dict[str, Any] = {
 (`sequence_bias.check_sequences`), and the step is ours."""
 
 
-def _config(fields: dict[str, Any]) -> GenerationConfig:
+def _config(fields: Mapping[str, Any]) -> GenerationConfig:
     """Return the configuration that `step_fields` wrote down, with what HF makes its list of."""
     size = fields.get("encoder_no_repeat_ngram_size")
-    stand_ins = {name: value for name, value in _STAND_INS.items() if name in fields}
+    stand_ins = dict(_STAND_INS)
     if isinstance(size, int):  # HF refuses other numbers, and makes a list for each of these
         stand_ins["encoder_no_repeat_ngram_size"] = min(size, 1)
-    config = GenerationConfig(
-        **{"num_beams": 1, **fields, **stand_ins, "watermarking_config": None}
-    )
+    said = {name: stand_ins[name] if name in stand_ins else fields[name] for name in fields}
+    config = GenerationConfig(**{"num_beams": 1, **said, "watermarking_config": None})
     watermark = fields.get("watermarking_config")
     if watermark is not None:
         synth_id = "ngram_len" in watermark

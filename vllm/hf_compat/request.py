@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from vllm.hf_compat.packed import PackedFields, packed
 from vllm.sampling_params import SamplingParams
 
 EXTRA_ARGS_KEY = "hf_compat"
@@ -33,7 +35,7 @@ class HFRequest:
         criteria: the caller's own criteria, packed likewise.
     """
 
-    fields: dict[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict)
     eos_token_ids: list[int] = field(default_factory=list)
     prompt_len: int = 0
     max_length: int = 0
@@ -70,8 +72,8 @@ class HFRequest:
 
     def attach(self, params: SamplingParams) -> None:
         """Store this request in `params`, replacing what a client may have put there."""
-        # Not `asdict`, which copies every list: they may be long, and nobody changes them.
         carried = {one.name: getattr(self, one.name) for one in fields(self)}
+        carried["fields"] = packed(self.fields)
         params.extra_args = {**(params.extra_args or {}), EXTRA_ARGS_KEY: carried}
 
     @staticmethod
@@ -87,7 +89,8 @@ class HFRequest:
         if params is None or not carried:
             return cls()
         # `number_children` made vLLM count the sequences of one prompt in their seeds.
-        return cls(**{**carried, "row": carried["row"] + (params.seed or 0)})
+        row = carried["row"] + (params.seed or 0)
+        return cls(**{**carried, "fields": PackedFields(carried["fields"]), "row": row})
 
     @staticmethod
     def number_children(params: SamplingParams) -> None:

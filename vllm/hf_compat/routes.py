@@ -31,13 +31,13 @@ from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.exceptions import VLLMValidationError
 from vllm.fork.server_flags import ServerFlags
 from vllm.hf_compat.body_limits import check_body
+from vllm.hf_compat.early_check import check_early, spare_the_loop
 from vllm.hf_compat.field_names import Schema, check_names
 from vllm.hf_compat.openai import (
     HFBatchChatCompletionRequest,
     HFChatCompletionRequest,
     HFCompletionRequest,
     HFNames,
-    HFRequestBody,
 )
 
 BODIES: dict[Any, type[HFNames]] = {
@@ -109,6 +109,7 @@ def accept_hf_bodies(app: FastAPI, args: Namespace) -> None:
                 response_model=route.response_model,
             )
             routes[i] = routes.pop()
+    spare_the_loop()
 
 
 def endpoint_for(path: str, upstream: Endpoint, flags: ServerFlags) -> Endpoint:
@@ -129,8 +130,7 @@ def endpoint_for(path: str, upstream: Endpoint, flags: ServerFlags) -> Endpoint:
         sent = await _sent(raw_request)
         check_names(sent, schema, path, is_strict=flags.strict_body)
         check_body(sent, flags)
-        if isinstance(request, HFRequestBody) and request.stream:
-            _check_before_stream(request, raw_request)
+        await check_early(request, raw_request)
         return await upstream(request=request, raw_request=raw_request)
 
     parameters = {**signature.parameters, "request": parameter.replace(annotation=body)}
@@ -214,21 +214,3 @@ async def _sent(raw_request: Request) -> Mapping[str, Any]:
     if "json" in raw_request.headers.get("content-type", ""):
         return await raw_request.json()
     return dict(await raw_request.form())
-
-
-def _check_before_stream(request: HFRequestBody, raw_request: Request) -> None:
-    """Refuse as a bad request what the engine would refuse after the stream began with status 200.
-
-    What depends on the prompt's length is left to the engine.
-
-    Raises:
-        VLLMValidationError: the refusal.
-    """
-    state = raw_request.app.state
-    client = getattr(state, "engine_client", None)  # None if the server only renders prompts
-    if client is None:
-        return
-    defaults = state.openai_serving_completion.default_sampling_params
-    params = request.to_sampling_params(client.model_config.max_model_len, defaults)
-    client.input_processor.hf_compat.check(params)
-    client.input_processor.hf_compat.finish(params, prompt_len=1)
