@@ -12,8 +12,13 @@ from tests.engines import MODEL
 from tests.hf_numerics.conftest import LoadModel, engine_config, model_of
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
-from vllm.hf_numerics.parity_report import ParityReport, log_report, report_of_model
-from vllm.hf_numerics.parity_settings import settings_of
+from vllm.hf_numerics.parity_report import (
+    ParityReport,
+    check_layers,
+    log_report,
+    report_of_model,
+)
+from vllm.hf_numerics.parity_settings import note_settings, settings_of
 
 
 @pytest.fixture
@@ -48,12 +53,30 @@ def test_what_keeps_vllms_kernels_is_named_and_refused(made: Any) -> None:
     assert not report.has_hf_bits
     assert of_vllm(report) == {"MLAAttention": "attention of another kind (CPUMLAImpl)"}
     assert "MLAAttention                        1  vLLM          attention of" in str(report)
-    message = (
-        r'^hf_compat="strict" refuses Deepseek\w+, of which these layers keep vLLM\'s bits: '
-        r"1 MLAAttention \(attention of another kind \(CPUMLAImpl\)\): use hf_compat=\"exact\""
+    reason = (
+        r"DeepseekV2ForCausalLM, since its latent attention \(MLA\) keeps vLLM's kernel: use hf"
     )
-    with pytest.raises(ValueError, match=message):
-        made("deepseek-v2-lite", hf_compat="strict")
+    with pytest.raises(ValueError, match=f'^hf_compat="strict" does not go with {reason}'):
+        made("deepseek-v2-lite", hf_compat="strict")  # known before the model is made
+
+
+def test_layers_that_nobody_expected_are_refused(made: Any) -> None:
+    """By the worker, before weights are loaded."""
+    plain, _ = made("tinyllama-1.1b")
+    model, config = made("tinyllama-1.1b", hf_compat="strict")
+    check_layers(model, config)
+    model.model.layers[0].mlp = plain.model.layers[0].mlp
+    with pytest.raises(ValueError, match=r"^hf_compat=.strict. refuses LlamaFor") as raised:
+        check_layers(model, config)
+    assert str(raised.value) == (
+        'hf_compat="strict" refuses LlamaForCausalLM, of which these layers keep vLLM\'s bits: 1 '
+        "MergedColumnParallelLinear (vLLM's kernel (UnquantizedLinearMethod)), 1 RowParallelLinear "
+        "(vLLM's kernel (UnquantizedLinearMethod)), 1 SiluAndMul (vLLM's kernel, for which Hugging "
+        "Face's operations are not known here): use hf_compat=\"exact\", which runs Transformers' "
+        "own model, or hf_compat=True, which lets them."
+    )
+    with pytest.raises(ValueError, match=r" and \d more kinds: use hf_compat="):
+        check_layers(plain, config)
 
 
 def test_upstreams_own_layer_is_found(made: Any) -> None:
@@ -70,6 +93,22 @@ def test_layers_in_float32_are_vllms(made: Any) -> None:
     report = report_of_model(model, config)
     assert of_vllm(report)["RowParallelLinear"].startswith("float32: vLLM's kernel gives the same")
     assert report.settings[0].startswith("dtype float32: layers are vLLM's")
+
+
+def test_on_gpus_attention_and_products_are_vllms(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, config = made("opt-125m", hf_compat="strict")
+    plain, _ = made("opt-125m")
+    gpu = SimpleNamespace(is_cpu=lambda: False, device_name="NVIDIA H100")
+    monkeypatch.setattr("vllm.hf_numerics.layer_parity.current_platform", gpu)
+    monkeypatch.setattr("vllm.hf_numerics.parity_settings.current_platform", gpu)
+    reasons = of_vllm(report_of_model(plain, config))
+    assert reasons["Attention"] == "attention on GPUs is vLLM's kernel"
+    assert reasons["RowParallelLinear"] == "products on GPUs are vLLM's kernel"
+    assert "LayerNorm" not in of_vllm(report_of_model(model, config))
+    with pytest.raises(ValueError, match=r"does not go with NVIDIA H100, since .*: run on a CPU, "):
+        note_settings(config)
 
 
 STRICT: list[tuple[dict[str, Any], str]] = [

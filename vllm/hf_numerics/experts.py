@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Experts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-_MIXTURES = PLAIN_MIXTURES | {"qwen2_moe"}
+MIXTURES = PLAIN_MIXTURES | {"qwen2_moe"}
 """The last one has an expert for all tokens as well, whose layers vLLM computes."""
 
 
@@ -129,7 +129,7 @@ def why_not_hf_experts(runner: MoERunner, config: PreTrainedConfig) -> str | Non
         config: Transformers' configuration of the model.
     """
     method, moe_config = runner.routed_experts.quant_method, runner.moe_config
-    if config.model_type not in _MIXTURES:
+    if config.model_type not in MIXTURES:
         return f"the experts of {config.model_type} keep vLLM's kernel"
     if type(method) is not UnquantizedFusedMoEMethod:
         return f"experts of another kind ({type(method).__name__})"

@@ -14,7 +14,7 @@ from vllm.hf_numerics.engine_args import EXECUTOR
 from vllm.platforms import current_platform
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
 
 _KEY = "fork_inexact_settings"
 """Of ``VllmConfig.additional_config``."""
@@ -29,7 +29,7 @@ class Setting:
     Attributes:
         name: as it was given, or as it follows from what was.
         reason: why bits are others, without an end.
-        remedy: what keeps them.
+        remedy: what keeps them; nothing where another model would.
     """
 
     name: str
@@ -127,17 +127,35 @@ def note_settings(vllm_config: VllmConfig) -> None:
     its workers have other variables of the environment.
 
     Raises:
-        ValueError: there is any, with ``hf_compat="strict"``; the sentence names the first one,
-            why, and what to do.
+        ValueError: there is any, with ``hf_compat="strict"``, or the model is known to have layers
+            that keep vLLM's bits; the sentence names the first, why, and what to do.
     """
     mode = ForkFlags.of(vllm_config).hf_compat
     settings = [] if mode == "exact" else inexact_settings(vllm_config)
     vllm_config.additional_config[_KEY] = list(map(str, settings))
     if mode != "strict":
         return
-    for setting in settings:
+    for setting in [*settings, *_of_the_model(vllm_config.model_config)]:
+        remedy = f"{setting.remedy}, or " if setting.remedy else ""
         raise ValueError(
             f'hf_compat="strict" does not go with {setting.name}, since {setting.reason}: '
-            f'{setting.remedy}, or use hf_compat="exact", which has Hugging Face\'s bits in every '
-            "dtype, or hf_compat=True, which promises less."
+            f'{remedy}use hf_compat="exact", which runs Transformers\' own model, or '
+            "hf_compat=True, which promises less."
         )
+
+
+def _of_the_model(config: ModelConfig) -> Iterator[Setting]:
+    """Yield why a model cannot have Hugging Face's bits, as far as that is known before it is made.
+
+    `parity_report.check_layers` finds all reasons, and finds them in another process, whose errors
+    the caller has to look for in the log.
+    """
+    from vllm.hf_numerics.experts import MIXTURES  # what it imports, imports this module
+
+    name, model_type = config.architecture, config.hf_text_config.model_type
+    if config.use_mla:
+        yield Setting(name, "its latent attention (MLA) keeps vLLM's kernel", "")
+    if config.get_num_experts() and model_type not in MIXTURES:
+        yield Setting(name, f"the experts of {model_type} keep vLLM's kernel", "")
+    if config.is_hybrid or config.is_attention_free:
+        yield Setting(name, "layers without attention keep vLLM's kernels", "")
