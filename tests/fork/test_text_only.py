@@ -28,7 +28,7 @@ HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 4096}
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 SOUND = (np.zeros(16000, dtype=np.float32), 16000)
 FLAGS: list[tuple[dict[str, Any], str]] = [
-    ({"hf_compat": True}, "hf_compat"),
+    ({"hf_compat": True}, "hf_compat=True"),
     ({"hf_compat": "exact"}, 'hf_compat="exact"'),
     ({"deterministic": True}, "deterministic=True"),
 ]

@@ -102,6 +102,12 @@ class ForkFlags:
         return bool(self.hf_compat if self.split_qkv is None else self.split_qkv)
 
     @property
+    def hf_compat_as_given(self) -> str:
+        """`hf_compat` as it is written in Python, for a sentence about it."""
+        mode = f'"{self.hf_compat}"' if isinstance(self.hf_compat, str) else self.hf_compat
+        return f"hf_compat={mode}"
+
+    @property
     def is_portable(self) -> bool:
         """Whether layers have the bits of the fork's specification."""
         return self.deterministic is True

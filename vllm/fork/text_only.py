@@ -81,9 +81,7 @@ def check_modalities(vllm_config: VllmConfig, names: Iterable[str]) -> None:
     found = {_said(name) for name in names}
     if not found:
         return
-    flag = "deterministic=True"
-    if flags.hf_compat:
-        flag = "hf_compat" if flags.hf_compat is True else f'hf_compat="{flags.hf_compat}"'
+    flag = flags.hf_compat_as_given if flags.hf_compat else "deterministic=True"
     raise VLLMValidationError(
         f"{flag} answers text alone, and promises nothing about {' and '.join(sorted(found))}: "
         "leave them out of the request, or the flag out of the engine."

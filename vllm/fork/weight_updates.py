@@ -66,9 +66,9 @@ def _reason(flags: ForkFlags) -> str | None:
     if flags.is_portable:
         flag, why = "deterministic=True", "its layers keep integers that were made of them"
     elif flags.hf_compat == "exact":
-        flag, why = 'hf_compat="exact"', "Transformers has loaded them"
+        flag, why = flags.hf_compat_as_given, "Transformers has loaded them"
     elif flags.splits_projections:
-        flag = "split_qkv=True" if not flags.hf_compat else "hf_compat=True"
+        flag = flags.hf_compat_as_given if flags.hf_compat else "split_qkv=True"
         why = "its projections are parts of fused ones"
     else:
         return None

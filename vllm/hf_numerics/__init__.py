@@ -6,6 +6,7 @@ roundings:
 * :mod:`.layers` - chooses how each layer of a model computes, when it is made.
 * :mod:`.linear`, :mod:`.split_linear`, :mod:`.norms`, :mod:`.rotary`, :mod:`.activations`,
   :mod:`.attention` - the layers.
+* :mod:`.layer_parity`, :mod:`.parity_settings`, :mod:`.parity_report` - which layers have the bits.
 
 With ``hf_compat="exact"``, the Transformers model itself runs in vLLM's engine:
 
