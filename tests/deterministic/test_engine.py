@@ -192,6 +192,23 @@ def test_seeded_samples_are_the_specified_draws(
     assert alone[0].outputs[0].token_ids == together[3].outputs[0].token_ids
 
 
+def test_only_a_seed_repeats_a_sample(drafting_engine: LLM, prompts: list[list[int]]) -> None:
+    """Without one the four answers to a prompt differ, and so do those to the same request."""
+
+    def sample(**more: Any) -> list[tuple[int, ...]]:
+        params = SamplingParams(temperature=1.5, max_tokens=NUM_TOKENS, ignore_eos=True, **more)
+        outputs = ask(drafting_engine, prompts[:1], params)[0].outputs
+        return [tuple(output.token_ids) for output in outputs]
+
+    assert len({*sample(n=4), *sample(n=4)}) == 8
+    assert sample() != sample()
+    seeded = sample(n=4, seed=7)
+    assert len(set(seeded)) == 4
+    assert sample(n=4, seed=7) == seeded
+    assert sample(seed=7) == seeded[:1]
+    assert sample(seed=8) != seeded[:1]
+
+
 def drawn(
     model: PreTrainedModel, prompt: list[int], answer: list[int], params: SamplingParams
 ) -> list[int]:
