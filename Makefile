@@ -82,7 +82,8 @@ test-long: plan dev
 	HF_COMPAT_TESTS=long $(BIN)/python -m pytest tests/hf_compat/test_generate.py \
 		tests/hf_compat/test_long_parameters.py \
 		tests/hf_compat/test_speculation.py tests/hf_compat/test_beams.py \
-		tests/server/test_fuzz.py tests/server/test_stop_strings.py tests/hf_numerics \
+		tests/server/test_fuzz.py tests/server/test_soak.py tests/server/test_stop_strings.py \
+		tests/hf_numerics \
 		tests/upstream
 
 lint: plan dev

@@ -16,8 +16,11 @@ from pathlib import Path
 
 import openai
 import pytest
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from tests.engines import MODEL
+from tests.reference import generate, prompt_texts
+from tests.server.witness import Canary
 
 START_LIMIT_S = 300
 # The bundled model has no chat template: a chat is the text of its messages.
@@ -85,6 +88,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def client(server: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server}/v1", api_key="none", max_retries=0)
+
+
+@pytest.fixture
+def canary(server: str, hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Canary:
+    """A request to the shared server, with Transformers' answer."""
+    text = prompt_texts(1)[0]
+    config = GenerationConfig(max_new_tokens=32)
+    return Canary(server, generate(hf_model, tokenizer(text)["input_ids"], config), text)
 
 
 def wait_until_healthy(server: Server) -> None:

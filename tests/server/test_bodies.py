@@ -357,6 +357,21 @@ def test_refusals_are_bad_requests_with_the_reason(
 ENDLESS = ['root ::= root "a"', "root ::= a\na ::= b\nb ::= a", 'root ::= "a" b\nb ::= b']
 
 
+def test_the_first_fault_of_a_list_is_enough(server: str) -> None:
+    """A hundred thousand of them were an answer of many megabytes."""
+    for name in ("suppress_tokens", "bad_words_ids", "sequence_bias", "stop_strings"):
+        body = {"model": "tiny", "prompt": "x", name: [True] * 1000}
+        request = urllib.request.Request(
+            f"{server}/v1/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with pytest.raises(urllib.error.HTTPError) as error:
+            urllib.request.urlopen(request)
+        assert error.value.code == 400
+        assert len(error.value.read()) < 2000
+
+
 @pytest.mark.parametrize("grammar", ENDLESS)
 def test_a_grammar_without_an_end_is_a_bad_request(client: openai.OpenAI, grammar: str) -> None:
     """It is found out when no token is left, where a stream has begun."""

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import random
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event
 from typing import Any
-from urllib.parse import urlsplit
 
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
-
-from tests.reference import generate, prompt_texts
+from tests.server.witness import NUM_CLIENTS, Canary, post, undisturbed
 from tests.sizes import size
 from vllm.hf_compat.body import GenerationFields
 
 NUM_BODIES = size(300, 10_000)
+NUM_EXTREMES = size(150, 2254)  # all of them
 
 HF_NAMES = sorted(GenerationFields.model_fields)
 UPSTREAM_NAMES = [
@@ -199,20 +195,55 @@ def body(rng: random.Random) -> tuple[str, bytes]:
     return path, data
 
 
-def post(address: str, path: str, data: bytes) -> tuple[int, bytes]:
-    """Return status and answer; nothing of the body is interpreted on this side."""
-    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)
-    try:
-        connection.request("POST", path, data, {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        return response.status, response.read()
-    finally:
-        connection.close()
+# Numbers that a field may have by its type, and hardly by its meaning.
+EXTREMES: list[Any] = [
+    0, -1, 1, 2, 2**31 - 1, 2**31, -(2**31), 2**63 - 1, -(2**63), 2**63, 10**30,
+    0.0, -0.0, 1.0, -1.0, 0.5, 5e-324, 1e-30, 1e30, 1e300,
+    float("inf"), float("-inf"), float("nan"),
+]  # fmt: skip
+NUMERIC = [
+    "max_new_tokens", "max_length", "min_new_tokens", "min_length", "max_time", "eos_token_id",
+    "num_return_sequences", "num_beams", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff",
+    "encoder_repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size",
+    "forced_bos_token_id", "forced_eos_token_id", "guidance_scale", "prompt_lookup_num_tokens",
+    "assistant_early_exit", "penalty_alpha", "num_beam_groups", "diversity_penalty",
+    "length_penalty", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "n",
+    "max_tokens", "logprobs", "prompt_logprobs", "min_tokens", "presence_penalty",
+    "frequency_penalty", "truncate_prompt_tokens", "priority",
+]  # fmt: skip
+IN_LISTS: dict[str, Callable[[Any], Any]] = {
+    "sequence_bias": lambda number: [[[5], number], [[6, 7], number]],
+    "bad_words_ids": lambda number: [[number], [5, number]],
+    "suppress_tokens": lambda number: [number, 5],
+    "begin_suppress_tokens": lambda number: [number, 5],
+    "exponential_decay_length_penalty": lambda number: [1, number],
+    "watermarking_config": lambda number: {"bias": number},
+    "negative_prompt_ids": lambda number: [number],
+    "logit_bias": lambda number: {"5": number},
+    "stop_token_ids": lambda number: [number],
+    "allowed_token_ids": lambda number: [number, 5],
+}
+"""Fields that have numbers inside."""
 
 
-def failure(address: str, seed: int) -> str | None:
-    """Send the body of a seed, and read the answer to its end; return what is wrong with it."""
-    path, data = body(random.Random(seed))
+def extreme_bodies() -> list[bytes]:
+    """Return each field with each number, sampled and greedily, for two tokens at most."""
+    fields = [{name: number} for name in NUMERIC for number in EXTREMES]
+    fields += [{name: make(number)} for name, make in IN_LISTS.items() for number in EXTREMES]
+    start = {"model": "tiny", "prompt": "def f("}
+    return [
+        json.dumps({**start, "do_sample": do_sample, **limit_of(one), **one}).encode()
+        for one in fields
+        for do_sample in (False, True)
+    ]
+
+
+def limit_of(fields: dict[str, Any]) -> dict[str, int]:
+    return {} if {"max_tokens", "max_length"} & fields.keys() else {"max_new_tokens": 2}
+
+
+def failure(address: str, path: str, data: bytes) -> str | None:
+    """Send a body, and read the answer to its end; return what is wrong with it."""
     status, answer = post(address, path, data)
     text = answer.decode(errors="replace")
     if status == 200 and '"error"' not in text:
@@ -222,47 +253,22 @@ def failure(address: str, seed: int) -> str | None:
     is_refusal = 400 <= status < 500 or (status == 200 and code and code[1].startswith("4"))
     if is_refusal and reason and reason[1]:
         return None
-    return f"{seed}: {path} {data[:1000]!r}\n  {status} {answer[-500:]!r}"
+    return f"{path} {data[:1000]!r}\n  {status} {answer[-500:]!r}"
 
 
-class Canary:
-    """A request whose answer is known, asked again and again while others do what they may."""
-
-    def __init__(self, address: str, expected: list[int], text: str) -> None:
-        self._address = address
-        self._expected = expected
-        self._request = json.dumps(
-            {"model": "tiny", "prompt": text, "max_tokens": 32, "return_token_ids": True}
-        ).encode()
-        self.is_over = Event()
-
-    def ask(self) -> None:
-        status, answer = post(self._address, "/v1/completions", self._request)
-        assert status == 200
-        assert json.loads(answer)["choices"][0]["token_ids"] == self._expected
-
-    def sing(self) -> int:
-        """Ask until it is over; return how often that was."""
-        number = 0
-        while not self.is_over.is_set():
-            self.ask()
-            number += 1
-        return number
-
-
-def test_no_body_is_a_server_error(
-    server: str, hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    text = prompt_texts(1)[0]
-    expected = generate(hf_model, tokenizer(text)["input_ids"], GenerationConfig(max_new_tokens=32))
-    canary = Canary(server, expected, text)
-    with ThreadPoolExecutor(17) as pool:
-        singing = pool.submit(canary.sing)
-        try:
-            found = pool.map(lambda seed: failure(server, seed), range(NUM_BODIES))
-            failures = [text for text in found if text]
-        finally:
-            canary.is_over.set()
+def test_no_body_is_a_server_error(server: str, canary: Canary) -> None:
+    with undisturbed(server, canary), ThreadPoolExecutor(NUM_CLIENTS) as pool:
+        found = pool.map(
+            lambda seed: failure(server, *body(random.Random(seed))), range(NUM_BODIES)
+        )
+        failures = [text for text in found if text]
     assert not failures, "\n".join(failures[:20])
-    assert singing.result() > 3
-    canary.ask()
+
+
+def test_no_number_is_a_server_error(server: str, canary: Canary) -> None:
+    """Extreme values in every field that has numbers, one at a time."""
+    bodies = random.Random(0).sample(extreme_bodies(), NUM_EXTREMES)
+    with undisturbed(server, canary), ThreadPoolExecutor(NUM_CLIENTS) as pool:
+        found = pool.map(lambda data: failure(server, "/v1/completions", data), bodies)
+        failures = [text for text in found if text]
+    assert not failures, "\n".join(failures[:20])

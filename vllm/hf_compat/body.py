@@ -27,7 +27,11 @@ Int = Annotated[int, Field(strict=True, ge=-(2**63), le=2**63 - 1)]
 Float = Annotated[float, Field(strict=True)]
 Bool = Annotated[bool, Field(strict=True)]
 Str = Annotated[str, Field(strict=True)]
-Ids = list[Int]
+# Of a list the first fault is enough: all of them would be a longer answer than the body was.
+Ids = Annotated[list[Int], Field(fail_fast=True)]
+Sequences = Annotated[list[Ids], Field(fail_fast=True)]
+Biases = Annotated[list[tuple[Ids, Float]], Field(fail_fast=True)]
+Texts = Annotated[list[Str], Field(fail_fast=True)]
 
 
 def _field(description: str, default: Any = None) -> Any:
@@ -67,7 +71,7 @@ class GenerationFields(BaseModel):
         "min_new_tokens is set.",
         0,
     )
-    stop_strings: Str | list[Str] | None = _field(
+    stop_strings: Str | Texts | None = _field(
         "Text or texts that end the answer and stay part of it."
     )
     max_time: Float | None = _field("Seconds after which no further token is begun.")
@@ -112,8 +116,8 @@ class GenerationFields(BaseModel):
     encoder_no_repeat_ngram_size: Int | None = _field(
         "Length of the n-grams of the prompt that the answer may not repeat; 0 is off.", 0
     )
-    bad_words_ids: list[Ids] | None = _field("Token sequences that may not be generated.")
-    sequence_bias: list[tuple[Ids, Float]] | None = _field(
+    bad_words_ids: Sequences | None = _field("Token sequences that may not be generated.")
+    sequence_bias: Biases | None = _field(
         "Pairs of a token sequence and what is added to the logit of its last token where the "
         "others precede."
     )
@@ -156,7 +160,7 @@ class GenerationFields(BaseModel):
     diversity_penalty: Float | None = _field(
         "Penalty for tokens that other beam groups chose in the same step.", 0.0
     )
-    force_words_ids: list[Ids] | list[list[Ids]] | None = _field(
+    force_words_ids: Sequences | Annotated[list[Sequences], Field(fail_fast=True)] | None = _field(
         "Token sequences that a constrained beam search must generate."
     )
     output_scores: Bool | None = _field("Whether the processed logits are returned.", False)
