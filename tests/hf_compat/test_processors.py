@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from transformers.generation.logits_process import LogitsProcessorList
 from vllm.hf_compat.batch import Batch
 from vllm.hf_compat.draws import draw_tokens
 from vllm.hf_compat.request import HFRequest
+from vllm.hf_compat.row_ids import GUIDE, row_id
 from vllm.hf_compat.support import step_fields
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
@@ -308,6 +310,20 @@ def test_ended_requests_leave_nothing(model: LlamaForCausalLM) -> None:
         assert len(batch) == 0
     assert len(batch._pipelines) == 0
     assert len(batch._tables.seen) == 2
+
+
+def test_a_guide_that_changes_places_with_a_plain_request(model: LlamaForCausalLM) -> None:
+    """Neither has a state of its own, and one that is taken for the other gets its token."""
+    guided = Sequence(model, "a", [1, 2], {})
+    assert guided.request.sampling_params is not None
+    HFRequest({"guidance_scale": 1.5}, [], 2, 42).attach(guided.request.sampling_params)
+    guide = replace(guided.request, req_id=row_id("a", GUIDE))
+    plain = Sequence(model, "b", [3], {}).request
+    batch = make_batch()
+    for order in ([guide, plain], [plain, guide]):
+        batch.update([guided.request, *order], {"a", "b"})
+        (group,) = [one for one in batch.groups if one.guides]
+        assert group.guides == [1 + order.index(guide)]
 
 
 # --- draws ---------------------------------------------------------------------------------------

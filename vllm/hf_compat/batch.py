@@ -255,6 +255,7 @@ class Batch:
         self._pipelines: WeakValueDictionary[str, Pipeline] = WeakValueDictionary()
         self._draw_source = DrawSource(vocab_size, device)
         self._rows: list[RequestState | None] = []
+        self._req_ids: list[str] = []
         self.groups: list[Group] = []
 
     def __len__(self) -> int:
@@ -270,9 +271,11 @@ class Batch:
         for req_id in [req_id for req_id in self._states if req_id not in alive]:
             self._free_slots.append(self._states.pop(req_id).slot)
         rows = [self._state_of(request) for request in requests]
-        if rows != self._rows:
-            self._rows = rows
-            self.groups = _group([request.req_id for request in requests], rows)
+        req_ids = [request.req_id for request in requests]
+        # Rows that guide and those of plain requests have no state: only their ids tell them apart.
+        if rows != self._rows or req_ids != self._req_ids:
+            self._rows, self._req_ids = rows, req_ids
+            self.groups = _group(req_ids, rows)
 
     def rows_of(self, group: Group, discarded: np.ndarray) -> Rows:
         """Return the rows of a group that has a pipeline.
