@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -132,6 +133,14 @@ IN_ALL_MODES: list[Arguments] = [
     {"early_stopping": "never", "eos_token_id": [14, 9, 11]},
     {"early_stopping": "x"},
     {"suppress_tokens": list(range(4096))},
+    {"repetition_penalty": np.float64(1.3)},
+    {"suppress_tokens": np.array([35, 34])},
+    {"bad_words_ids": [[np.int64(35)], [np.int64(34)]]},
+    {"sequence_bias": {(np.int64(35),): -9.0, (np.int64(34),): -9.0}},
+    {"sequence_bias": {35: -9.0}},
+    {"pad_token_id": torch.tensor(5)},
+    {"max_new_tokens": np.int64(4)},
+    {"max_new_tokens": torch.tensor(4)},
     {"low_memory": True},
     {"penalty_alpha": 0.6},
     {"penalty_alpha": 0.6, "top_k": 1},
@@ -243,6 +252,24 @@ ONCE: list[Arguments] = [
     {"generation_config": GenerationConfig(max_new_tokens=4, repetition_penalty=1.3)},
     {"generation_config": GenerationConfig(top_k=3), "do_sample": True, "top_k": None, "seed": 1},
     {"bos_token_id": 3, "decoder_start_token_id": 4},
+    *({"suppress_tokens": ids} for ids in ([np.int64(35)], [torch.tensor(35)], {35})),
+    {"begin_suppress_tokens": np.array([35])},
+    *({"forced_eos_token_id": ids} for ids in (np.int64(7), np.array([7]), [np.int64(7)])),
+    {"pad_token_id": np.int64(5)},
+    {"bad_words_ids": np.array([[35]])},
+    {"min_length": np.int64(9)},
+    {"min_new_tokens": torch.tensor(3)},
+    {"repetition_penalty": np.float32(1.3)},
+    {"repetition_penalty": torch.tensor(1.3)},
+    {"repetition_penalty": 1e308},
+    *({"do_sample": True, "seed": 1, name: np.float64(0.5)} for name in ("temperature", "top_p")),
+    *({"do_sample": True, "seed": 1, name: np.float64(0.5)} for name in ("min_p", "typical_p")),
+    {"do_sample": True, "seed": 1, "top_p": np.float32(0.5)},
+    {"do_sample": True, "seed": 1, "top_k": np.int64(5)},
+    {"num_beams": np.int64(2)},
+    {"num_beams": 2, "early_stopping": np.bool_(True)},
+    *({"max_new_tokens": number} for number in (2.5, 3.0, np.float64(2.5))),
+    *({"max_new_tokens": None, "max_length": number} for number in ("12", 12.0, np.int64(12))),
 ]
 
 NEVER_NONE = {"transformers_version", "_from_model_config"}

@@ -76,9 +76,10 @@ class _BeamDetokenizer(WrappedDetokenizer):
         hf_request = HFRequest.of(self._request.sampling_params)
         token_ids = list(beam["token_ids"])
         is_cut = len(token_ids) == hf_request.max_length - hf_request.prompt_len
-        ended = not is_cut or token_ids[-1] in hf_request.eos_token_ids
+        has_eos = any(token in hf_request.eos_token_ids for token in token_ids[-1:])
+        ended = not is_cut or has_eos
         detokenizer = self.new()
-        detokenizer.update(token_ids, stop_terminated=ended)
+        detokenizer.update(token_ids, stop_terminated=has_eos)
         return HFOutput(
             index=index,
             text=detokenizer.get_next_output_text(finished=True, delta=False),
@@ -118,6 +119,8 @@ def collect(state: RequestState, answer: EngineCoreOutput) -> None:
     collected: dict[str, list[Any]] = vars(state).setdefault("hf_compat", {})
     for name, values in answer.hf_compat.items():
         collected.setdefault(name, []).extend(values)
+    if isinstance(state.detokenizer, StoppingDetokenizer):
+        state.detokenizer.scores = collected.get("scores", [])
 
 
 def with_tensors(state: RequestState, output: CompletionOutput) -> CompletionOutput:
@@ -129,7 +132,7 @@ def with_tensors(state: RequestState, output: CompletionOutput) -> CompletionOut
         state: of the request.
         output: what vLLM made of its tokens.
     """
-    if isinstance(state.detokenizer, StoppingDetokenizer) and state.detokenizer.has_failed:
+    if isinstance(state.detokenizer, StoppingDetokenizer) and state.detokenizer.failure:
         output.finish_reason = "error"
     found = _arrays(getattr(state, "hf_compat", {}), len(output.token_ids))
     if not found:

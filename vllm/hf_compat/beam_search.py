@@ -72,6 +72,7 @@ class BeamSearch:
         }
         self._max_length = request.max_length
         self._num_kept = max(2, 1 + len(eos)) * self.num_beams
+        self._see_scores = request.criteria_see_scores
         self._criteria = StoppingCriteriaList([MaxLengthCriteria(request.max_length), *criteria])
         if eos:
             self._criteria.append(EosTokenCriteria(torch.tensor(eos, device=device)))
@@ -125,7 +126,8 @@ class BeamSearch:
                 num_beams=self.num_beams,
                 batch_size=1,
             )
-        ended = self._criteria(top_sequences[0, :, : self._cur_len + 1], None)[None]
+        seen = tuple(self._kept.get("scores", ())) if self._see_scores else None
+        ended = self._criteria(top_sequences[0, :, : self._cur_len + 1], seen)[None]
         self._running, self._running_scores, self._running_indices = (
             _HF._get_running_beams_for_next_iteration(
                 topk_log_probs=top_scores,

@@ -14,6 +14,7 @@ from transformers.generation import LogitsProcessor
 from vllm.exceptions import VLLMValidationError
 from vllm.hf_compat.arguments import without_harmless
 from vllm.hf_compat.generation_config import merge_generation_config
+from vllm.hf_compat.plain_values import use_plain_values
 from vllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -120,10 +121,10 @@ class GenerateCall:
         """
         arguments = without_harmless(arguments)
         callbacks = Callbacks(
-            list(arguments.pop("logits_processor", None) or []),
+            _objects("logits_processor", arguments.pop("logits_processor", None)),
             arguments.pop("prefix_allowed_tokens_fn", None),
         )
-        criteria = list(arguments.pop("stopping_criteria", None) or [])
+        criteria = _objects("stopping_criteria", arguments.pop("stopping_criteria", None))
         return replace(
             self,
             seed=arguments.pop("seed", self.seed),
@@ -145,6 +146,7 @@ class GenerateCall:
         merged = merge_generation_config(self.config, of_model)
         try:
             unknown = merged.update(**self.arguments)
+            use_plain_values(merged)
         except (ValueError, TypeError, AttributeError) as error:
             raise VLLMValidationError(str(error)) from None
         for name, value in unknown.items():
@@ -190,6 +192,11 @@ def params_of_call(
             raise VLLMValidationError("generation_config is given twice: leave one of them out.")
         given = config
     each = given if isinstance(given, Sequence) else [given]
+    if isinstance(given, dict):
+        raise VLLMValidationError(
+            "generation_config is a dict: give a transformers.GenerationConfig, or its fields as "
+            "keyword arguments."
+        )
     if not all(config is None or isinstance(config, GenerationConfig) for config in each):
         raise VLLMValidationError(
             "Keyword arguments of generate() complete a GenerationConfig: give them with one, or "
@@ -215,6 +222,20 @@ def _placed(llm: LLM, prompts: Any, calls: list[GenerateCall]) -> list[GenerateC
         replace(call, place=Place(i, len(lengths), max(lengths) - length, tokenizer.pad_token_id))
         for i, (call, length) in enumerate(zip(calls, lengths, strict=True))
     ]
+
+
+def _objects(name: str, given: Any) -> list[Any]:
+    """Return a caller's processors or criteria, each once, as `generate()` merges them."""
+    if not isinstance(given, Sequence | None):
+        raise VLLMValidationError(
+            f"{name} is a {type(given).__name__}: give a list of them, as to generate().",
+            parameter=name,
+        )
+    objects: list[Any] = []
+    for one in given or []:
+        if one not in objects:
+            objects.append(one)
+    return objects
 
 
 def _token_ids(negative_prompt: Any) -> list[int] | None:

@@ -79,7 +79,7 @@ def accept_params(frontend: Frontend | None, params: Any) -> Any:
         VLLMValidationError: a ``GenerationConfig`` without hf_compat, or one that `Frontend`
             refuses, or parameters that another engine has resolved.
     """
-    if isinstance(params, Sequence):
+    if isinstance(params, Sequence) and not isinstance(params, str):
         return [accept_params(frontend, item) for item in params]
     if frontend is None:
         _check_is_upstreams(params)
@@ -192,6 +192,7 @@ class Frontend:
         if isinstance(params, HFSamplingParams):
             assert params._resolved is not None, "these parameters are finished already"
             call, config, length_is_default = cloudpickle.loads(params._resolved)
+            call = replace(call, seed=params.seed)  # which may have been set since
             self._limit_length(
                 params,
                 config,
@@ -303,4 +304,5 @@ def _request(
         stop_strings=config.stop_strings,
         max_time=config.max_time,
         criteria=call.criteria,
+        criteria_see_scores=bool(config.return_dict_in_generate and config.output_scores),
     )

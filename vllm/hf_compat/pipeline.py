@@ -29,7 +29,7 @@ from transformers import (
 from transformers.generation import logits_process as hf
 
 from vllm.fork_ops.seen_tokens import apply_repetition_penalty
-from vllm.hf_compat.call import Callbacks
+from vllm.hf_compat.call import Callbacks, PrefixFunction
 from vllm.hf_compat.in_place import Step, in_place_step
 from vllm.hf_compat.ngrams import forbid_ngrams_of_prompt
 from vllm.hf_compat.packed import LISTS, packed
@@ -103,7 +103,7 @@ class Pipeline:
             input_ids_seq_length=nominal_prompt_len,
             encoder_input_ids=torch.zeros(1, 1, dtype=torch.int64),  # replaced by each prompt
             device=device,
-            prefix_allowed_tokens_fn=callbacks.prefix_allowed_tokens_fn,
+            prefix_allowed_tokens_fn=_numbered(callbacks.prefix_allowed_tokens_fn, request.row),
             logits_processor=hf.LogitsProcessorList(callbacks.logits_processor),
         )
         own = {id(processor) for processor in callbacks.logits_processor}
@@ -183,7 +183,7 @@ class Pipeline:
         what it was made with is not known here, nor what it reads.
         """
         self.reads_tokens = True
-        return partial(_with_tokens, processor)
+        return partial(_with_own, processor)
 
     def _step(self, processor: hf.LogitsProcessor, request: HFRequest) -> Step:
         """Return a step that gives a `processor` that HF made what it reads of ``input_ids``.
@@ -349,6 +349,33 @@ def _with_tokens(processor: hf.LogitsProcessor, rows: Rows, scores: torch.Tensor
     return processor(rows.token_ids(), scores)
 
 
+def _with_own(processor: hf.LogitsProcessor, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
+    """Call an object of the caller's, whose scores all that follows relies on.
+
+    Raises:
+        TypeError: it returned something else than scores.
+    """
+    returned = processor(rows.token_ids(), scores)
+    if not isinstance(returned, torch.Tensor):
+        raise TypeError(f"{type(processor).__name__} returned {returned!r:.100}, and no scores")
+    if (returned.shape, returned.dtype, returned.device) != (
+        scores.shape,
+        scores.dtype,
+        scores.device,
+    ):
+        raise TypeError(
+            f"{type(processor).__name__} returned {returned.dtype} {list(returned.shape)} on "
+            f"{returned.device}, and not scores {scores.dtype} {list(scores.shape)} on "
+            f"{scores.device}"
+        )
+    return returned
+
+
+def _numbered(function: PrefixFunction | None, row: int) -> PrefixFunction | None:
+    """Return a caller's function as it is called in an HF batch in which a request has a `row`."""
+    return None if function is None else lambda batch_id, ids: function(row + batch_id, ids)
+
+
 def _with_context(
     processor: hf.LogitsProcessor, width: int, rows: Rows, scores: torch.Tensor
 ) -> torch.Tensor:
@@ -370,6 +397,7 @@ def _penalize_prompt(penalty: float, rows: Rows, scores: torch.Tensor) -> torch.
 
 
 def _penalize(penalty: float, mask: torch.Tensor, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
+    penalty = torch.tensor(penalty, dtype=torch.float64).float().item()  # beyond float32: infinity
     penalties = torch.full((len(scores),), penalty, dtype=torch.float32, device=scores.device)
     apply_repetition_penalty(scores, mask, rows.slots, penalties)
     return scores

@@ -33,6 +33,7 @@ class HFRequest:
         stop_strings: HF's field of that name.
         max_time: likewise, in seconds.
         criteria: the caller's own criteria, packed likewise.
+        criteria_see_scores: whether they are given the scores of all steps, or None.
     """
 
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -49,6 +50,7 @@ class HFRequest:
     stop_strings: str | list[str] | None = None
     max_time: float | None = None
     criteria: bytes | None = None
+    criteria_see_scores: bool = False
 
     @property
     def num_beams(self) -> int:

@@ -254,6 +254,8 @@ def _sentence(request: HFRequest, error: Exception) -> str:
     if isinstance(error, NoProbabilityError):
         return str(error)
     reason = f"{type(error).__name__}: {error}"
-    if request.pickled is not None:  # perhaps an object of the caller's
+    if (
+        request.pickled is not None or request.criteria is not None
+    ):  # perhaps an object of the caller's
         return reason
     return f"Transformers fails on {request.fields!s:.500} with {reason}."

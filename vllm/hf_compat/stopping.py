@@ -77,7 +77,14 @@ def check_criteria(request: HFRequest) -> None:
     Raises:
         VLLMValidationError: says which field to set.
     """
-    for criterion in cloudpickle.loads(request.criteria) if request.criteria else []:
+    try:
+        own = cloudpickle.loads(request.criteria) if request.criteria else []
+    except Exception as error:  # whatever the caller's objects raise
+        raise VLLMValidationError(
+            f"A stopping criterion cannot be unpickled ({type(error).__name__}: {error}), which "
+            "gives each sequence a copy of its own."
+        ) from None
+    for criterion in own:
         if type(criterion) is MaxLengthCriteria and criterion.max_length > request.max_length:
             raise VLLMValidationError(
                 f"A MaxLengthCriteria of {criterion.max_length} tokens takes the place of the "
@@ -100,7 +107,7 @@ def check_stop_strings(stop_strings: str | list[str], tokenizer: Any) -> None:
     """
     try:
         StopStrings(tokenizer, stop_strings)
-    except (ValueError, TypeError, AssertionError) as error:
+    except (ValueError, TypeError, AttributeError, AssertionError) as error:
         raise VLLMValidationError(
             f"Transformers fails on stop_strings={stop_strings!r:.200}: {error}",
             parameter="stop_strings",
@@ -125,6 +132,7 @@ def stop_like_hf(
         detokenizer,
         criteria_of(hf_request, lambda: tokenizer, request.arrival_time),
         [*padding, *(request.prompt_token_ids or [])],
+        hf_request.criteria_see_scores,
     )
 
 
@@ -164,15 +172,26 @@ class StoppingDetokenizer(WrappedDetokenizer):
         criteria: HF's.
         prompt: the tokens before the answer.
 
+        see_scores: whether criteria are given the scores of all steps, as HF gives them with
+            ``output_scores`` and ``return_dict_in_generate``.
+
     Attributes:
-        has_failed: whether the answer ended because a criterion failed.
+        failure: why the answer ended, if a criterion failed.
+        scores: for each token that the engine has sent, the bytes of float32 [vocab_size].
     """
 
     def __init__(
-        self, inner: IncrementalDetokenizer, criteria: list[StoppingCriteria], prompt: list[int]
+        self,
+        inner: IncrementalDetokenizer,
+        criteria: list[StoppingCriteria],
+        prompt: list[int],
+        see_scores: bool,
     ) -> None:
         super().__init__(inner)
-        self.has_failed = False
+        self.failure: str | None = None
+        self.scores: list[bytes] = []
+        self._see_scores = see_scores
+        self._num_prompt = len(prompt)
         self._criteria = criteria
         self._input_ids = torch.tensor([prompt], dtype=torch.int64)
 
@@ -183,26 +202,39 @@ class StoppingDetokenizer(WrappedDetokenizer):
         """
         for i, token_id in enumerate(new_token_ids):
             self._input_ids = torch.cat([self._input_ids, torch.tensor([[token_id]])], dim=1)
-            reason = next(filter(None, map(self._ask, self._criteria)), None)
-            if reason is not None:
+            reasons = [why for one in self._criteria if (why := self._ask(one)) is not None]
+            if reasons:
                 kept = new_token_ids[: i + 1]
                 ended = stop_terminated and len(kept) == len(new_token_ids)
-                return self._inner.update(kept, ended) or reason
+                return self._inner.update(kept, ended) or self.failure or reasons[0]
         return self._inner.update(new_token_ids, stop_terminated)
 
     def _ask(self, criterion: StoppingCriteria) -> str | None:
         """Return why a criterion ends the answer; a failing one does, and not the others' too."""
         try:
-            return _reason(criterion) if criterion(self._input_ids, None).all() else None
+            # As HF adds them up, for which a bool serves, too.
+            is_done = torch.full((1,), False) | criterion(self._input_ids, self._seen())
+            goes_on = torch.ones(1, dtype=torch.int64) & ~is_done
+            return None if goes_on.any() else _reason(criterion)
         except Exception as error:  # whatever the caller's objects raise
             logger.exception("hf_compat: a stopping criterion failed")
-            self.has_failed = True
-            return f"{type(criterion).__name__} failed: {type(error).__name__}: {error}"
+            self.failure = f"{type(criterion).__name__} failed: {type(error).__name__}: {error}"
+            return self.failure
+
+    def _seen(self) -> Any:
+        """Return HF's argument ``scores``: float32 [1, vocab_size] of each token so far."""
+        if not self._see_scores:
+            return None
+        num_tokens = self._input_ids.shape[1] - self._num_prompt
+        return tuple(
+            torch.frombuffer(bytearray(row), dtype=torch.float32)[None]
+            for row in self.scores[:num_tokens]
+        )
 
 
 def _reason(criterion: StoppingCriteria) -> str:
     """What a client reads as ``stop_reason``."""
     if isinstance(criterion, StopStrings) and len(criterion.stop_strings) == 1:
-        return str(criterion.stop_strings[0])
+        return str(criterion.stop_strings[0]) or "stop_strings"
     names = {StopStrings: "stop_strings", MaxTimeCriteria: "max_time"}
     return names.get(type(criterion), type(criterion).__name__)

@@ -171,10 +171,21 @@ def step_fields(merged: GenerationConfig) -> dict[str, Any]:
     if (merged.num_beams or 1) > 1:
         fields |= active_fields(merged, BEAM_FIELDS)
     if isinstance(merged.sequence_bias, dict):
+        _check_sequences(merged.sequence_bias)
         fields["sequence_bias"] = [[list(ids), bias] for ids, bias in merged.sequence_bias.items()]
     if merged.watermarking_config is not None:
         fields["watermarking_config"] = merged.watermarking_config.to_dict()
     return fields
+
+
+def _check_sequences(biases: dict[Any, Any]) -> None:
+    for key in biases:
+        if not isinstance(key, tuple):
+            raise VLLMValidationError(
+                f"sequence_bias has the key {key!r:.100}: give tuples of token ids, also for one "
+                "token.",
+                parameter="sequence_bias",
+            )
 
 
 def check_fields(merged: GenerationConfig) -> None:

@@ -1,0 +1,86 @@
+"""Values of NumPy and PyTorch in a configuration, as Python's, before anything is sent anywhere.
+
+``generate()`` takes some of them, by field: where it does, they are converted; where it does not,
+or does something else for each, one sentence asks for a plain number.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import GenerationConfig
+
+from vllm.exceptions import VLLMValidationError
+
+_LENGTHS = ("max_length", "max_new_tokens")
+_TOKENS = (
+    "begin_suppress_tokens",
+    "bos_token_id",
+    "decoder_start_token_id",
+    "eos_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "pad_token_id",
+    "suppress_tokens",
+)
+"""Fields of which `generate()` makes tensors, whatever they are."""
+
+_LISTS = ("bad_words_ids", "exponential_decay_length_penalty", "sequence_bias", "stop_strings")
+_ARRAYS = (np.ndarray, torch.Tensor)
+
+
+def use_plain_values(config: GenerationConfig) -> None:
+    """Replace the values of a merged configuration by Python's, in place.
+
+    Raises:
+        VLLMValidationError: one has no plain form that `generate()` would take it for.
+    """
+    for name, value in vars(config).items():
+        if value is None or type(value) in (bool, int, str):
+            continue
+        if isinstance(value, float):
+            setattr(config, name, float(value))  # np.float64 is one
+        elif name in _TOKENS or (name in _LISTS and not isinstance(value, _ARRAYS)):
+            setattr(config, name, _plain(value))
+        elif name == "stop_strings":
+            setattr(config, name, value.tolist())
+        elif isinstance(value, (np.generic, *_ARRAYS)) and name not in _LENGTHS:
+            raise VLLMValidationError(
+                f"{name} is a {_type(value)}: give a plain Python value, as .item() or .tolist() "
+                "returns it.",
+                parameter=name,
+            )
+    for name in _LENGTHS:
+        setattr(config, name, _whole_number(name, getattr(config, name)))
+
+
+def _whole_number(name: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    try:
+        number = value.item() if isinstance(value, (np.generic, *_ARRAYS)) else value
+        if number == int(number):
+            return int(number)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        pass
+    raise VLLMValidationError(
+        f"{name}={value!r:.100} is no number of tokens: give a whole number.", parameter=name
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Return a value without anything of NumPy and PyTorch in it."""
+    if isinstance(value, (np.generic, *_ARRAYS)):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {_plain(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        kind = tuple if isinstance(value, tuple) else list
+        return kind(_plain(one) for one in value)
+    return value
+
+
+def _type(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__name__}"
