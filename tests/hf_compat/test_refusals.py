@@ -69,7 +69,12 @@ def test_longer_than_the_context_window(engine: LLM) -> None:
 
 # Arguments of `generate()` beside the configuration.
 BAD_CALLS: list[tuple[dict[str, Any], str]] = [
-    ({"max_tokens": 3}, "no argument 'max_tokens' that hf_compat honours"),
+    ({"max_tokens": 3}, "'max_tokens' that hf_compat honours: did you mean max_new_tokens"),
+    ({"repetition_penality": 1.2}, "'repetition_penality' .*: did you mean repetition_penalty"),
+    ({"xyz": 3}, "'xyz' .*: give the fields of a GenerationConfig, or seed, as_batch"),
+    ({"seed": "7"}, "seed='7' is no whole number"),
+    ({"seed": [1]}, r"seed=\[1\] is no whole number"),
+    ({"seed": 1 << 70}, "beyond what torch.manual_seed takes"),
     ({"streamer": object()}, "does not honour generate...s argument streamer: tokens"),
     ({"temperature": 0.0, "do_sample": True}, "strictly positive float"),
     ({"num_return_sequences": 2}, "Greedy methods"),

@@ -118,7 +118,8 @@ STRICT: list[tuple[dict[str, Any], str]] = [
     ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2, since its ranks have vLLM's number"),
     ({"enable_lora": True}, "enable_lora=True, since adapters"),
     ({"enable_prefix_caching": True}, "enable_prefix_caching=True, since a part of a prompt"),
-    ({"max_num_batched_tokens": 64}, "max_num_batched_tokens=64, since .*: use max_num_batched_t"),
+    ({"max_num_batched_tokens": 64}, r".*batched_tokens=64\), since .*: use max_num_batched_t"),
+    ({"enable_chunked_prefill": True}, "enable_chunked_prefill=True .*, since .*: leave it out"),
     ({"deterministic": True}, "deterministic=True, since layers have the bits of"),
 ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -12,7 +13,7 @@ from transformers import GenerationConfig
 from transformers.generation import LogitsProcessor
 
 from vllm.exceptions import VLLMValidationError
-from vllm.hf_compat.arguments import without_harmless
+from vllm.hf_compat.arguments import HONOURED, without_harmless
 from vllm.hf_compat.generation_config import merge_generation_config
 from vllm.hf_compat.plain_values import use_plain_values
 from vllm.sampling_params import SamplingParams
@@ -152,9 +153,8 @@ class GenerateCall:
         for name, value in unknown.items():
             if value is not None:  # HF looks at no other
                 raise VLLMValidationError(
-                    f"generate() has no argument {name!r} that hf_compat honours: give the fields "
-                    "of a GenerationConfig, seed, as_batch, logits_processor, "
-                    "prefix_allowed_tokens_fn, stopping_criteria or negative_prompt_ids."
+                    f"generate() has no argument {name!r} that hf_compat honours: "
+                    f"{_did_you_mean(name, merged)}"
                 )
         return merged
 
@@ -163,6 +163,16 @@ class GenerateCall:
         given = self.config.max_length if self.config is not None else None
         lengths = (self.arguments.get("max_length"), given, of_model.max_length)
         return all(length is None for length in lengths)
+
+
+def _did_you_mean(name: str, config: GenerationConfig) -> str:
+    """Return what a caller may have meant by a keyword that nobody knows."""
+    others = ("seed", "as_batch", *HONOURED)
+    known = {"max_tokens": "max_new_tokens", "n": "num_return_sequences", "stop": "stop_strings"}
+    nearest = [known[name]] if name in known else get_close_matches(name, [*vars(config), *others])
+    if nearest:
+        return f"did you mean {nearest[0]}?"
+    return f"give the fields of a GenerationConfig, or {', '.join(others)}."
 
 
 def params_of_call(
@@ -183,8 +193,8 @@ def params_of_call(
     frontend = llm.input_processor.hf_compat
     if frontend is None:
         raise TypeError(
-            f"LLM.generate() got the argument {sorted(arguments)[0]!r} of Transformers' "
-            "generate(), which needs LLM(..., hf_compat=True)."
+            f"LLM.generate() got an unexpected keyword argument {sorted(arguments)[0]!r}: the "
+            "arguments of Transformers' generate() need LLM(..., hf_compat=True)."
         )
     arguments = dict(arguments)
     if (config := arguments.pop("generation_config", None)) is not None:

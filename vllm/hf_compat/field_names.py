@@ -29,7 +29,7 @@ OF_HF = frozenset(
 """HF's fields that change an answer: where they are not taken, they are refused."""
 
 WITHOUT_EFFECT = frozenset(GenerationConfig().to_dict()) - OF_HF
-"""HF's other fields (caches, compilation, ids of padding): the tokens are the same with them."""
+"""HF's other fields (compilation, drafting, ids of padding): the tokens are the same with them."""
 
 _ELSEWHERE = {
     "extra_body": "its fields belong into the body itself: only the openai client unpacks it",

@@ -8,6 +8,7 @@ once the prompt is tokenised, as the engine's own copy (`finish`).
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -281,6 +282,28 @@ class Frontend:
         params.ignore_eos = True
 
 
+def _checked_seed(seed: Any) -> int | None:
+    """Return a seed that ``torch.manual_seed`` takes.
+
+    Raises:
+        VLLMValidationError: it is no whole number, or beyond those of 64 bits.
+    """
+    if seed is None:
+        return None
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        raise VLLMValidationError(
+            f"seed={seed!r:.100} is no whole number: give an int.", parameter="seed"
+        ) from None
+    if not -(1 << 63) <= number < 1 << 64:
+        raise VLLMValidationError(
+            f"seed={number} is beyond what torch.manual_seed takes: give a number of 64 bits.",
+            parameter="seed",
+        )
+    return number
+
+
 def _request(
     call: GenerateCall, config: GenerationConfig, params: SamplingParams, prompt_len: int
 ) -> HFRequest:
@@ -294,7 +317,7 @@ def _request(
         eos_token_ids=eos,
         prompt_len=prompt_len,
         max_length=prompt_len + params.max_tokens,
-        seed=call.seed,
+        seed=_checked_seed(call.seed),
         row=place.row * params.n,
         num_rows=place.num_rows * params.n,
         left_padding=place.left_padding,

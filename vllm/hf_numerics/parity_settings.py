@@ -30,11 +30,13 @@ class Setting:
         name: as it was given, or as it follows from what was.
         reason: why bits are others, without an end.
         remedy: what keeps them; nothing where another model would.
+        has_exact: whether ``hf_compat="exact"`` goes with it.
     """
 
     name: str
     reason: str
     remedy: str = "leave it out"
+    has_exact: bool = False
 
     def __str__(self) -> str:
         return f"{self.name}: {self.reason}"
@@ -56,12 +58,14 @@ def _of_all_layers(vllm_config: VllmConfig) -> Iterator[Setting]:
             "dtype float32",
             "layers are vLLM's, which gives the same tokens and other last bits of logits",
             'use dtype="bfloat16" or "float16"',
+            has_exact=True,
         )
     if not current_platform.is_cpu():
         yield Setting(
             current_platform.device_name,
             "attention and products on GPUs are vLLM's kernels",
             "run on a CPU",
+            has_exact=True,
         )
 
 
@@ -90,6 +94,7 @@ def _of_parts(vllm_config: VllmConfig) -> Iterator[Setting]:
             f"{_VARIABLE}={os.environ[_VARIABLE]}",
             "it chooses the number of threads, on which a product's bits depend",
             "unset it",
+            has_exact=True,
         )
 
 
@@ -99,7 +104,7 @@ def _of_steps(vllm_config: VllmConfig) -> Iterator[Setting]:
     if vllm_config.speculative_config is not None:
         yield Setting("speculative_config", "several drafts at once round differently")
     if vllm_config.lora_config is not None:
-        yield Setting("enable_lora=True", "adapters are computed by vLLM's kernels")
+        yield Setting("enable_lora=True", "adapters are computed by vLLM's kernels", has_exact=True)
     if vllm_config.model_config.quantization is not None:
         yield Setting(
             f"quantization={vllm_config.model_config.quantization!r}",
@@ -108,12 +113,13 @@ def _of_steps(vllm_config: VllmConfig) -> Iterator[Setting]:
         )
     if cache.enable_prefix_caching:
         yield Setting("enable_prefix_caching=True", "a part of a prompt rounds differently")
-    longest = scheduler.max_num_batched_tokens
-    if scheduler.enable_chunked_prefill and longest < vllm_config.model_config.max_model_len:
+    if scheduler.enable_chunked_prefill:
+        budget, longest = scheduler.max_num_batched_tokens, vllm_config.model_config.max_model_len
+        remedy = f"use max_num_batched_tokens={longest}" if budget < longest else "leave it out"
         yield Setting(
-            f"max_num_batched_tokens={longest}",
-            "longer prompts are computed in chunks, which round differently",
-            f"use max_num_batched_tokens={vllm_config.model_config.max_model_len}",
+            f"enable_chunked_prefill=True (max_num_batched_tokens={budget})",
+            "prompts that do not fit into a step are computed in chunks, which round differently",
+            remedy,
         )
 
 
@@ -136,11 +142,13 @@ def note_settings(vllm_config: VllmConfig) -> None:
     if mode != "strict":
         return
     for setting in [*settings, *_of_the_model(vllm_config.model_config)]:
-        remedy = f"{setting.remedy}, or " if setting.remedy else ""
+        remedies = [setting.remedy] if setting.remedy else []
+        if setting.has_exact:
+            remedies.append('use hf_compat="exact", which runs Transformers\' own model')
+        remedies.append("use hf_compat=True, which promises less")
         raise ValueError(
             f'hf_compat="strict" does not go with {setting.name}, since {setting.reason}: '
-            f'{remedy}use hf_compat="exact", which runs Transformers\' own model, or '
-            "hf_compat=True, which promises less."
+            f"{', or '.join(remedies)}."
         )
 
 
@@ -154,8 +162,8 @@ def _of_the_model(config: ModelConfig) -> Iterator[Setting]:
 
     name, model_type = config.architecture, config.hf_text_config.model_type
     if config.use_mla:
-        yield Setting(name, "its latent attention (MLA) keeps vLLM's kernel", "")
+        yield Setting(name, "its latent attention (MLA) keeps vLLM's kernel", "", True)
     if config.get_num_experts() and model_type not in MIXTURES:
-        yield Setting(name, f"the experts of {model_type} keep vLLM's kernel", "")
+        yield Setting(name, f"the experts of {model_type} keep vLLM's kernel", "", True)
     if config.is_hybrid or config.is_attention_free:
         yield Setting(name, "layers without attention keep vLLM's kernels", "")
