@@ -31,8 +31,10 @@ DEV = [
     *NVCC_PACKAGES,
 ]
 EVAL = ["lm_eval[hf]>=0.4.13"]  # for benchmarks/lm_eval_parity.py
-# hf_compat follows one release of generate(), see vllm/fork/transformers_release.py.
-OWN = ["rich", "transformers>=5.19"]
+OWN = ["rich"]
+# Of what upstream requires: hf_compat follows one release of generate(), see
+# vllm/fork/transformers_release.py.
+NARROWER = {"transformers": "transformers>=5.19"}
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ def adapt_metadata(pristine: Path, pin: Pin) -> Metadata:
             torch = [f"torch{pin.torch}"]  # whatever its build, see torch_source.py
         else:
             requires.append(line)
+            if requirement.name in NARROWER:
+                requires.append(NARROWER[requirement.name])
     return Metadata([*torch, *requires], extras, dict(_entry_points(info / "entry_points.txt")))
 
 

@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from distribution.fetch import upstream_wheel
-from distribution.metadata import DEV, OWN, Metadata, adapt_metadata
+from distribution.metadata import DEV, NARROWER, OWN, Metadata, adapt_metadata
 from distribution.pins import TARGETS, Pin, load_pin
 from distribution.pristine import build_folder
 from tests.distribution.fake_repository import write_files
@@ -61,7 +61,8 @@ def test_every_requirement_of_upstream_is_kept(release: Release) -> None:
     kept = [*release.adapted.requires, *release.adapted.extras["multimodal"]]
     assert len(release.upstream()) > 50
     expected = [line for line in release.upstream() if not line.startswith("torch==")]
-    assert Counter(kept) == Counter([f"torch{release.pin.torch}", *expected, *OWN])
+    own = [f"torch{release.pin.torch}", *OWN, *NARROWER.values()]
+    assert Counter(kept) == Counter([*own, *expected])
 
 
 def test_multimodal_packages_are_an_extra_on_cpu_only(release: Release) -> None:
@@ -110,7 +111,8 @@ def test_without_compiled_files_torch_may_be_older_and_compiled_packages_are_an_
     assert sorted(names_of(extras["multimodal"])) == sorted(pin.multimodal)
     assert sorted(names_of(extras["compiled"])) == sorted(pin.compiled)
     kept = [*adapted.requires, *extras["multimodal"], *extras["compiled"]]
-    assert Counter(names_of(kept)) == Counter(names_of([*release.upstream(), *OWN]))
+    expected = [*release.upstream(), *OWN, *NARROWER]
+    assert Counter(names_of(kept)) == Counter(names_of(expected))
 
 
 def test_upstreams_extras_are_kept(release: Release) -> None:
