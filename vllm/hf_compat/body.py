@@ -152,7 +152,7 @@ class GenerationFields(BaseModel):
     use_cache: Bool | None = _field("Whether keys and values of former tokens are kept.", True)
     cache_implementation: Str | None = _field("Kind of cache that keys and values are kept in.")
     prefill_chunk_size: Int | None = _field("Length of the chunks that a prompt is computed in.")
-    is_assistant: Bool | None = _field("Whether the answer is a draft for another model.", False)
+    is_assistant: Bool | None = _field("Whether the answer is a draft for another model.")
     use_mtp: Bool | None = _field("Whether the model's multi-token prediction drafts tokens.")
     prompt_lookup_num_tokens: Int | None = _field(
         "Number of tokens that are drafted from the prompt's n-grams."
