@@ -386,6 +386,13 @@ def test_a_grammar_without_an_end_is_a_bad_request(client: openai.OpenAI, gramma
         list(stream)
 
 
+def test_half_of_a_pair_of_surrogates_is_a_bad_request(server: str) -> None:
+    body = {"model": "tiny", "prompt": "ab", "stop": "\ud800"}  # which the openai client refuses
+    status, answer = post(f"{server}/v1/completions", body)
+    assert status == 400
+    assert "is no text in UTF-8: surrogates not allowed" in answer["error"]["message"]
+
+
 def test_a_request_that_generate_fails_on_is_a_bad_one(client: openai.OpenAI) -> None:
     body = {"suppress_tokens": list(range(4096)), "do_sample": True, "n": 2, "max_new_tokens": 3}
     with pytest.raises(openai.BadRequestError, match="probabilit"):

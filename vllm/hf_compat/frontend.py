@@ -230,6 +230,7 @@ class Frontend:
             params.ignore_eos = True
         else:
             self._set_eos(params, config)
+        _check_is_text(params)
         self._check_stop_strings(params, request)
         check_criteria(request)
         request.attach(params)
@@ -280,6 +281,21 @@ class Frontend:
             params._all_stop_token_ids = {*params._all_stop_token_ids, *eos}  # it may be shared
         # vLLM's own rule, which runs after this one, adds nothing to a request that ignores EOS.
         params.ignore_eos = True
+
+
+def _check_is_text(params: SamplingParams) -> None:
+    """Refuse texts that no message can carry, such as half of a pair of surrogates.
+
+    Raises:
+        VLLMValidationError: names the text.
+    """
+    for text in params.stop or []:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise VLLMValidationError(
+                f"stop={text!r:.100} is no text in UTF-8: {error.reason}.", parameter="stop"
+            ) from None
 
 
 def _checked_seed(seed: Any) -> int | None:
