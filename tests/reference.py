@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -62,6 +62,31 @@ def generate_all(
     with torch.inference_mode():
         output = model.generate(input_ids, generation_config=config)
     return output[:, len(prompt) :].tolist()
+
+
+def generate_batch(
+    model: PreTrainedModel, rows: list[list[int]], *, pad: int | None = None, **arguments: Any
+) -> list[list[int]]:
+    """Return the new tokens of all sequences of ``model.generate`` for prompts, padded left.
+
+    HF fills what is after the end of a shorter sequence; see `equal_to_the_end`.
+
+    Args:
+        model: of Transformers.
+        rows: the prompts.
+        pad: ``pad_token_id``.
+        arguments: of `generate()`, and ``seed`` for ``torch.manual_seed`` before.
+    """
+    longest = max(map(len, rows))
+    padding = [longest - len(row) for row in rows]
+    batch = torch.tensor([[pad or 0] * n + row for n, row in zip(padding, rows, strict=True)])
+    mask = torch.tensor([[0] * n + [1] * len(row) for n, row in zip(padding, rows, strict=True)])
+    if (seed := arguments.pop("seed", None)) is not None:
+        torch.manual_seed(seed)
+    with torch.inference_mode():
+        output = model.generate(batch, attention_mask=mask, pad_token_id=pad, **arguments)
+    sequences = output if isinstance(output, torch.Tensor) else output.sequences
+    return sequences[:, longest:].tolist()
 
 
 def equal_to_the_end(tokens: list[int], row: list[int], fill: set[int]) -> bool:

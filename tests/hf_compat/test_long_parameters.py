@@ -21,6 +21,7 @@ from tests.hf_compat.test_processors import (
     assert_same_bits,
     make_batch,
     process,
+    worker_request,
 )
 from tests.hf_compat.test_processors import Sequence as Request
 from tests.sizes import size
@@ -28,7 +29,6 @@ from vllm.exceptions import VLLMValidationError
 from vllm.hf_compat.check import ProcessorCheck
 from vllm.hf_compat.request import HFRequest
 from vllm.sampling_params import SamplingParams
-from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 NUM_EXAMPLES = size(150, 5000)
 
@@ -153,16 +153,7 @@ def bare_request(req_id: str, request: HFRequest) -> Any:
     """Return a worker's request of 200 tokens, without HF's own processors."""
     params = SamplingParams(temperature=0)
     request.attach(params)
-    return CachedRequestState(
-        req_id=req_id,
-        prompt_token_ids=[1] * 200,
-        mm_features=[],
-        sampling_params=params,
-        generator=None,
-        block_ids=([],),
-        num_computed_tokens=0,
-        output_token_ids=[],
-    )
+    return worker_request(req_id, [1] * 200, params)
 
 
 def pairs_of_tokens(number: int) -> list[list[int]]:

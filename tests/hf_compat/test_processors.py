@@ -94,6 +94,20 @@ def model() -> LlamaForCausalLM:
     return LlamaForCausalLM(LLAMA)
 
 
+def worker_request(req_id: str, prompt: list[int], params: SamplingParams) -> CachedRequestState:
+    """Return a request as the engine's worker has it, before its first token."""
+    return CachedRequestState(
+        req_id=req_id,
+        prompt_token_ids=prompt,
+        mm_features=[],
+        sampling_params=params,
+        generator=None,
+        block_ids=([],),
+        num_computed_tokens=0,
+        output_token_ids=[],
+    )
+
+
 class Sequence:
     """One request, as the engine's worker has it and as `generate()` would."""
 
@@ -106,16 +120,7 @@ class Sequence:
         max_length = len(prompt) + 40
         params = SamplingParams(temperature=0)
         HFRequest(step_fields(config), eos_ids, len(prompt), max_length).attach(params)
-        self.request = CachedRequestState(
-            req_id=req_id,
-            prompt_token_ids=prompt,
-            mm_features=[],
-            sampling_params=params,
-            generator=None,
-            block_ids=([],),
-            num_computed_tokens=0,
-            output_token_ids=[],
-        )
+        self.request = worker_request(req_id, prompt, params)
         self.processors = _as_in_generate(model, config, eos_ids, prompt, max_length)
 
     @property

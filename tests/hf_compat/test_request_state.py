@@ -17,7 +17,7 @@ from transformers.generation import StoppingCriteria
 from tests.engines import MODEL
 from tests.hf_compat.test_calls import OnlyEvenTokens
 from tests.hf_compat.test_parity import as_prompts
-from tests.reference import equal_to_the_end
+from tests.reference import equal_to_the_end, generate_batch
 from vllm.hf_compat.call import GenerateCall
 from vllm.hf_compat.frontend import Frontend
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -70,13 +70,9 @@ def arguments_of(field: str, form: str) -> dict[str, Any]:
 def of_hf(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Rows, **arguments: Any
 ) -> Rows:
-    torch.manual_seed(arguments.pop("seed", 0))
     if "stop_strings" in arguments:
         arguments["tokenizer"] = tokenizer
-    batch = torch.tensor(rows)
-    with torch.inference_mode():
-        output = model.generate(batch, attention_mask=torch.ones_like(batch), **arguments)
-    return output[:, batch.shape[1] :].tolist()
+    return generate_batch(model, rows, pad=model.generation_config.pad_token_id, **arguments)
 
 
 def assert_equal(answers: Rows, expected: Rows, name: str) -> None:

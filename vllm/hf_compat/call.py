@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -14,6 +13,7 @@ from transformers.generation import LogitsProcessor
 
 from vllm.exceptions import VLLMValidationError
 from vllm.hf_compat.arguments import HONOURED, without_harmless
+from vllm.hf_compat.field_names import nearest_name
 from vllm.hf_compat.generation_config import merge_generation_config
 from vllm.hf_compat.plain_values import use_plain_values
 from vllm.sampling_params import SamplingParams
@@ -169,9 +169,8 @@ def _did_you_mean(name: str, config: GenerationConfig) -> str:
     """Return what a caller may have meant by a keyword that nobody knows."""
     others = ("seed", "as_batch", *HONOURED)
     known = {"max_tokens": "max_new_tokens", "n": "num_return_sequences", "stop": "stop_strings"}
-    nearest = [known[name]] if name in known else get_close_matches(name, [*vars(config), *others])
-    if nearest:
-        return f"did you mean {nearest[0]}?"
+    if nearest := known.get(name) or nearest_name(name, [*vars(config), *others]):
+        return f"did you mean {nearest}?"
     return f"give the fields of a GenerationConfig, or {', '.join(others)}."
 
 

@@ -118,7 +118,7 @@ def _unknown(path: str, name: str, schema: Schema, place: str) -> str:
     sentence = f"{place} has no field {_shown(path)!r}"
     if name in _ELSEWHERE:
         return f"{sentence}: {_ELSEWHERE[name]}."
-    nearest = _nearest(name, schema.fields)
+    nearest = nearest_name(name, schema.fields)
     guess = f"did you mean {nearest}?" if nearest else "leave it out."
     return f"{sentence}: {guess} A server with --no-strict-body ignores unknown fields."
 
@@ -129,7 +129,7 @@ def _shown(name: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def _nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
     """Return the name that a client may have meant, however it writes words of a name together."""
     plain = {_plain(candidate): candidate for candidate in known}
     found = difflib.get_close_matches(_plain(name[:_SHOWN]), plain, n=1, cutoff=0.7)

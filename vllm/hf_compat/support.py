@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from transformers import GenerationConfig, SynthIDTextWatermarkingConfig
 from transformers.generation.configuration_utils import GenerationMode
 
@@ -152,9 +151,9 @@ def active_fields(config: GenerationConfig, neutral: dict[str, tuple[Any, ...]])
     """Return the fields named in `neutral` that have another value than it says, in its order."""
     values = {name: getattr(config, name, None) for name in neutral}
     return {
-        name: value.tolist() if isinstance(value, torch.Tensor) else value
+        name: value
         for name, value in values.items()
-        if value is not None and (isinstance(value, torch.Tensor) or value not in neutral[name])
+        if value is not None and value not in neutral[name]
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,8 +24,16 @@ logger = init_logger(__name__)
 LOAD_FORMAT = "hf_exact"
 """Name of `loader.ExactLoader` among vLLM's model loaders."""
 
+THREADS_BIND = "VLLM_CPU_OMP_THREADS_BIND"
+
 EXECUTOR = "vllm.hf_numerics.executor.HFExecutor"
 """Name of `executor.HFExecutor` for ``distributed_executor_backend``."""
+
+
+def chosen_threads() -> str | None:
+    """Return the threads that are chosen by hand (`THREADS_BIND`); None if the engine chooses."""
+    value = os.environ.get(THREADS_BIND, "auto")
+    return None if value == "auto" else value
 
 
 def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:

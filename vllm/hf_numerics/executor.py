@@ -13,9 +13,8 @@ from contextlib import contextmanager
 import torch
 
 import vllm.utils.cpu_resource_utils as cpu_resources
+from vllm.hf_numerics.engine_args import THREADS_BIND, chosen_threads
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
-
-_VARIABLE = "VLLM_CPU_OMP_THREADS_BIND"
 
 
 class HFExecutor(MultiprocExecutor):
@@ -31,14 +30,14 @@ class HFExecutor(MultiprocExecutor):
 
 @contextmanager
 def _cores_of_pytorch() -> Iterator[None]:
-    if os.environ.get(_VARIABLE, "auto") != "auto":
+    if chosen_threads() is not None:
         yield
         return
-    os.environ[_VARIABLE] = threads_bind(torch.get_num_threads(), physical_cores())
+    os.environ[THREADS_BIND] = threads_bind(torch.get_num_threads(), physical_cores())
     try:
         yield
     finally:
-        del os.environ[_VARIABLE]
+        del os.environ[THREADS_BIND]
 
 
 def threads_bind(num_threads: int, cores: list[int]) -> str:

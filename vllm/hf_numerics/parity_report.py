@@ -108,9 +108,7 @@ def log_report(runner: GPUModelRunner) -> None:
     """
     vllm_config = runner.vllm_config
     if ForkFlags.of(vllm_config).hf_compat and _is_first_of_its_stage():
-        # Once in a process: CPU workers come here twice.
-        text = "hf_compat: what computes with whose bits\n%s"
-        logger.info_once(text, _report_of(runner), scope="process")
+        logger.info("hf_compat: what computes with whose bits\n%s", _report_of(runner))
 
 
 def _report_of(runner: GPUModelRunner) -> ParityReport:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from vllm.fork.flags import ForkFlags
-from vllm.hf_numerics.engine_args import EXECUTOR
+from vllm.hf_numerics.engine_args import EXECUTOR, THREADS_BIND, chosen_threads
 from vllm.platforms import current_platform
 
 if TYPE_CHECKING:
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 
 _KEY = "fork_inexact_settings"
 """Of ``VllmConfig.additional_config``."""
-
-_VARIABLE = "VLLM_CPU_OMP_THREADS_BIND"
 
 
 @dataclass(frozen=True)
@@ -89,9 +86,9 @@ def _of_parts(vllm_config: VllmConfig) -> Iterator[Setting]:
             f"distributed_executor_backend={parallel.distributed_executor_backend!r}",
             "it has vLLM's number of threads, on which a product's bits depend",
         )
-    if os.environ.get(_VARIABLE, "auto") != "auto":
+    if (threads := chosen_threads()) is not None:
         yield Setting(
-            f"{_VARIABLE}={os.environ[_VARIABLE]}",
+            f"{THREADS_BIND}={threads}",
             "it chooses the number of threads, on which a product's bits depend",
             "unset it",
             has_exact=True,
