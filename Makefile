@@ -8,7 +8,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 SOURCES := pyproject.toml setup.py upstream.toml patches/series $(wildcard patches/*.patch) \
-	$(wildcard distribution/*.py) $(shell find csrc -type f) $(shell find vllm -type f -name '*.py')
+	$(wildcard distribution/*.py) CMakeLists.txt \
+	$(shell find cmake csrc -type f) $(shell find vllm -type f -name '*.py')
 OWN_CODE := distribution examples benchmarks tools tests vllm setup.py
 # Bytecode is left to the first import: compiling all of it would take longer than all else.
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
@@ -83,7 +84,7 @@ test-long: plan dev
 		tests/hf_compat/test_long_parameters.py \
 		tests/hf_compat/test_speculation.py tests/hf_compat/test_beams.py \
 		tests/server/test_fuzz.py tests/server/test_soak.py tests/server/test_stop_strings.py \
-		tests/hf_numerics \
+		tests/hf_exact tests/hf_numerics \
 		tests/upstream
 
 lint: plan dev

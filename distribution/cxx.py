@@ -11,7 +11,7 @@ from distribution.errors import DistributionError
 
 _NAMES = ("c++", "g++", "clang++")
 _NEEDED = ("-std=c++20", "-mavx512bf16", "-mavx512vnni", "-mamx-int8")
-"""What csrc/CMakeLists.txt asks for, in part; every x86-64 machine compiles for all of them."""
+"""What CMakeLists.txt asks for, in part; every x86-64 machine compiles for all of them."""
 
 
 def check_cxx() -> None:

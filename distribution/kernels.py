@@ -1,4 +1,4 @@
-"""Compiles csrc/ with CMake and Ninja."""
+"""Compiles csrc/ with CMakeLists.txt, CMake and Ninja."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def build_library(target: str, root: Path = ROOT) -> Path:
     check_cxx()
     folder = build_folder(target, root) / "kernels"
     folder.mkdir(parents=True, exist_ok=True)
-    options, places = _configuration(target, torch_folder(target, root)), [root / "csrc"]
+    options, places = _configuration(target, torch_folder(target, root)), [root]
     variables: dict[str, str] = {}
     if target == "cuda":
         compiler = _required_nvcc()
@@ -37,7 +37,7 @@ def build_library(target: str, root: Path = ROOT) -> Path:
         options.append(f"-DCMAKE_CUDA_COMPILER={compiler}")
         variables = linker_environment(compiler, folder.with_name("cuda-runtime"))
     _forget_moved(folder, places)
-    _run([_tool("cmake"), "-S", str(root / "csrc"), "-B", str(folder), *options], variables)
+    _run([_tool("cmake"), "-S", str(root), "-B", str(folder), *options], variables)
     jobs = str(compilers_at_once())
     _run([_tool("cmake"), "--build", str(folder), "--parallel", jobs], variables)
     return folder / LIBRARY
@@ -74,7 +74,7 @@ def _configuration(target: str, torch: Path) -> list[str]:
         "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}", "-DCMAKE_BUILD_TYPE=Release",
         f"-DCMAKE_PREFIX_PATH={torch / 'share' / 'cmake'}",
         "-UTORCH_INCLUDE_DIR", "-UTORCH_CPU_LIBRARY",  # which CMake would not look for again
-        f"-DPython_EXECUTABLE={sys.executable}", f"-DVLLM_FORK_DEVICE={target}",
+        f"-DPython_EXECUTABLE={sys.executable}", f"-DVLLM_TARGET_DEVICE={target}",
     ]  # fmt: skip
 
 

@@ -38,7 +38,10 @@ PYTHON = VENV / "bin" / "python"
 RESULTS = FOLDER / "results"
 LOG = RESULTS / "build.log"
 
-SOURCES = ("csrc", "distribution", "patches", "vllm", "pyproject.toml", "setup.py", "upstream.toml")
+SOURCES = (
+    *("CMakeLists.txt", "cmake", "csrc", "distribution", "patches", "vllm"),
+    *("pyproject.toml", "setup.py", "upstream.toml"),
+)
 """Files and folders that the build depends on."""
 
 NEEDED = (

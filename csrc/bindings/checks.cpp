@@ -1,10 +1,10 @@
-#include "checks.h"
+#include "bindings/checks.h"
 
 #include <utility>
 
-#include "../portable/mt19937.h"
-#include "../portable/seen_mask.h"
-#include "argument_checks.h"
+#include "bindings/argument_checks.h"
+#include "portable/mt19937.h"
+#include "portable/seen_mask.h"
 
 namespace vllm_fork {
 namespace {

@@ -2,7 +2,7 @@
 #pragma once
 
 #if defined(VLLM_FORK_EMULATE_CUDA)
-#include "../emulation/torch_on_host.h"
+#include "emulation/torch_on_host.h"
 #else
 #include <cuda_runtime.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -14,7 +14,7 @@
 #include <initializer_list>
 #include <optional>
 
-#include "argument_checks.h"
+#include "bindings/argument_checks.h"
 
 namespace vllm_fork {
 

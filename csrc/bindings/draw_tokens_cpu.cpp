@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "../cpu/isa.h"
-#include "../portable/mt19937.h"
-#include "checks.h"
+#include "bindings/checks.h"
+#include "cpu/isa.h"
+#include "portable/mt19937.h"
 
 namespace vllm_fork {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <torch/csrc/stable/tensor.h>
 
-#include "../portable/number_formats.h"
-#include "argument_checks.h"
+#include "bindings/argument_checks.h"
+#include "portable/number_formats.h"
 
 namespace vllm_fork {
 

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <optional>
 
-#include "checks.h"
+#include "bindings/checks.h"
 
 namespace vllm_fork {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <cstring>
 
-#include "portable_cache.h"
-#include "portable_checks.h"
+#include "bindings/portable_cache.h"
+#include "bindings/portable_checks.h"
 
 namespace vllm_fork {
 namespace {

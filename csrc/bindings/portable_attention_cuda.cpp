@@ -1,15 +1,15 @@
 // The CUDA implementations of portable_append and portable_attention: the torch side of
-// cuda/portable_cache.cu and cuda/portable_attention.cu.
+// cuda/attention/cache.cu and cuda/attention/attention.cu.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <optional>
 
-#include "../cuda/portable_attention.h"
-#include "../portable/attention.h"
-#include "cuda_device.h"
-#include "formats.h"
-#include "portable_checks.h"
+#include "bindings/cuda_device.h"
+#include "bindings/formats.h"
+#include "bindings/portable_checks.h"
+#include "cuda/attention/attention.h"
+#include "portable/attention.h"
 
 namespace vllm_fork {
 namespace {

@@ -1,8 +1,8 @@
 // The cache of portable attention as a tensor.
 #pragma once
 
-#include "../cpu/portable_attention_scratch.h"
-#include "portable_rows.h"
+#include "bindings/portable_rows.h"
+#include "cpu/attention/attention_scratch.h"
 
 namespace vllm_fork {
 

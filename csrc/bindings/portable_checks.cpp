@@ -1,10 +1,10 @@
-#include "portable_checks.h"
+#include "bindings/portable_checks.h"
 
 #include <array>
 #include <utility>
 
-#include "../portable/attention.h"
-#include "formats.h"
+#include "bindings/formats.h"
+#include "portable/attention.h"
 
 namespace vllm_fork {
 namespace {

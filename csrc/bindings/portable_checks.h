@@ -8,8 +8,8 @@
 #include <optional>
 #include <string>
 
-#include "../portable/functions.h"
-#include "argument_checks.h"
+#include "bindings/argument_checks.h"
+#include "portable/functions.h"
 
 namespace vllm_fork {
 

@@ -1,9 +1,9 @@
 // Rows of logits, and their order: what the CPU implementations of the ops on logits share.
 #pragma once
 
-#include "../portable/ordered_key.h"
-#include "portable_checks.h"
-#include "portable_rows.h"
+#include "bindings/portable_checks.h"
+#include "bindings/portable_rows.h"
+#include "portable/ordered_key.h"
 
 namespace vllm_fork {
 

@@ -1,5 +1,5 @@
 // The CPU implementations of portable_log_softmax, portable_argmax and portable_top_k.
-#include "portable_logits.h"
+#include "bindings/portable_logits.h"
 
 #include <torch/csrc/stable/library.h>
 

@@ -1,14 +1,14 @@
-// The CUDA implementations of the ops on logits: the torch side of cuda/portable_logits.cu.
+// The CUDA implementations of the ops on logits: the torch side of cuda/logits/logits.cu.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
 #include <optional>
 #include <tuple>
 
-#include "../cuda/portable_logits.h"
-#include "cuda_device.h"
-#include "formats.h"
-#include "portable_checks.h"
+#include "bindings/cuda_device.h"
+#include "bindings/formats.h"
+#include "bindings/portable_checks.h"
+#include "cuda/logits/logits.h"
 
 namespace vllm_fork {
 namespace {

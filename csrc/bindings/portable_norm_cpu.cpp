@@ -3,8 +3,8 @@
 
 #include <optional>
 
-#include "portable_checks.h"
-#include "portable_rows.h"
+#include "bindings/portable_checks.h"
+#include "bindings/portable_rows.h"
 
 namespace vllm_fork {
 namespace {

@@ -1,9 +1,9 @@
-#include "portable_product_checks.h"
+#include "bindings/portable_product_checks.h"
 
 #include <torch/csrc/stable/ops.h>
 
-#include "../portable/product.h"
-#include "portable_rows.h"
+#include "bindings/portable_rows.h"
+#include "portable/product.h"
 
 namespace vllm_fork {
 namespace {

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <optional>
 
-#include "../portable/product_layout.h"
-#include "argument_checks.h"
+#include "bindings/argument_checks.h"
+#include "portable/product_layout.h"
 
 namespace vllm_fork {
 

@@ -8,12 +8,12 @@
 #include <cstring>
 #include <optional>
 
-#include "../cpu/isa.h"
-#include "../cpu/pack_weight.h"
-#include "../portable/number_types.h"
-#include "../portable/product.h"
-#include "portable_product_checks.h"
-#include "portable_rows.h"
+#include "bindings/portable_product_checks.h"
+#include "bindings/portable_rows.h"
+#include "cpu/isa.h"
+#include "cpu/product/pack_weight.h"
+#include "portable/number_types.h"
+#include "portable/product.h"
 
 namespace vllm_fork {
 namespace {

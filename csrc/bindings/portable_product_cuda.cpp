@@ -1,4 +1,4 @@
-// The CUDA implementation of the portable product's ops: the torch side of cuda/portable_product.cu.
+// The CUDA implementation of the portable product's ops: the torch side of cuda/product/product.cu.
 //
 // What is computed for every token, the products and sum_partials, is queued and not waited for.
 // What is done once to a weight waits where its values are checked.
@@ -10,12 +10,12 @@
 #include <optional>
 #include <string>
 
-#include "../cpu/pack_weight.h"
-#include "../cuda/portable_product.h"
-#include "cuda_device.h"
-#include "formats.h"
-#include "portable_product_checks.h"
-#include "portable_product_cuda.h"
+#include "bindings/cuda_device.h"
+#include "bindings/formats.h"
+#include "bindings/portable_product_checks.h"
+#include "bindings/portable_product_cuda.h"
+#include "cpu/product/pack_weight.h"
+#include "cuda/product/product.h"
 
 namespace vllm_fork {
 namespace {

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <optional>
 
-#include "../cuda/digit_target.h"
-#include "argument_checks.h"
+#include "bindings/argument_checks.h"
+#include "cuda/product/digit_target.h"
 
 namespace vllm_fork {
 

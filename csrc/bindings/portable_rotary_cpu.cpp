@@ -1,9 +1,9 @@
 // The CPU implementations of portable_rotate and of the ops that make its tables.
 #include <torch/csrc/stable/library.h>
 
-#include "../portable/rotary.h"
-#include "portable_checks.h"
-#include "portable_rows.h"
+#include "bindings/portable_checks.h"
+#include "bindings/portable_rows.h"
+#include "portable/rotary.h"
 
 namespace vllm_fork {
 namespace {

@@ -9,8 +9,8 @@
 #include <cstddef>
 #include <vector>
 
-#include "../cpu/isa.h"
-#include "formats.h"
+#include "bindings/formats.h"
+#include "cpu/isa.h"
 
 namespace vllm_fork {
 

@@ -1,6 +1,6 @@
 // The CUDA implementations of portable_map, portable_gated, portable_norm, those that make digits for
 // a product as well, portable_rotary_table and portable_rotate: the torch side of
-// cuda/portable_functions.cu, portable_norm.cu and portable_rotary.cu.
+// cuda/rows/functions.cu, norm.cu and rotary.cu.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -9,13 +9,13 @@
 #include <tuple>
 #include <vector>
 
-#include "../cuda/portable_functions.h"
-#include "../cuda/portable_norm.h"
-#include "../cuda/portable_rotary.h"
-#include "cuda_device.h"
-#include "formats.h"
-#include "portable_checks.h"
-#include "portable_product_cuda.h"
+#include "bindings/cuda_device.h"
+#include "bindings/formats.h"
+#include "bindings/portable_checks.h"
+#include "bindings/portable_product_cuda.h"
+#include "cuda/rows/functions.h"
+#include "cuda/rows/norm.h"
+#include "cuda/rows/rotary.h"
 
 namespace vllm_fork {
 namespace {

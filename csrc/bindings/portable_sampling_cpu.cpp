@@ -5,8 +5,8 @@
 #include <limits>
 #include <utility>
 
-#include "../portable/vocabulary.h"
-#include "portable_logits.h"
+#include "bindings/portable_logits.h"
+#include "portable/vocabulary.h"
 
 namespace vllm_fork {
 namespace {

@@ -8,8 +8,8 @@
 #include <optional>
 #include <vector>
 
-#include "../cpu/isa.h"
-#include "checks.h"
+#include "bindings/checks.h"
+#include "cpu/isa.h"
 
 namespace vllm_fork {
 namespace {

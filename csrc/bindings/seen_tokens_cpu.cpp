@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <string>
 
-#include "../cpu/isa.h"
-#include "../portable/seen_mask.h"
-#include "checks.h"
+#include "bindings/checks.h"
+#include "cpu/isa.h"
+#include "portable/seen_mask.h"
 
 namespace vllm_fork {
 namespace {

@@ -1,9 +1,9 @@
-// The CUDA implementations of the ops on seen tokens: the torch side of cuda/seen_tokens.cu.
+// The CUDA implementations of the ops on seen tokens: the torch side of cuda/logits/seen_tokens.cu.
 #include <torch/csrc/stable/library.h>
 
-#include "../cuda/seen_tokens.h"
-#include "checks.h"
-#include "cuda_device.h"
+#include "bindings/checks.h"
+#include "bindings/cuda_device.h"
+#include "cuda/logits/seen_tokens.h"
 
 namespace vllm_fork {
 namespace {

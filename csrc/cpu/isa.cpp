@@ -1,4 +1,4 @@
-#include "isa.h"
+#include "cpu/isa.h"
 
 #if defined(VLLM_FORK_X86)
 #include <sys/syscall.h>

@@ -1,12 +1,12 @@
 // Which instruction set the CPU kernels use: chosen once, at run time.
 #pragma once
 
-#include "draw_row.h"
-#include "penalize_row.h"
-#include "portable_operations.h"
-#include "portable_product.h"
-#include "row_chains.h"
-#include "row_products.h"
+#include "cpu/logits/draw_row.h"
+#include "cpu/logits/penalize_row.h"
+#include "cpu/operations.h"
+#include "cpu/product/product.h"
+#include "cpu/single_row/row_chains.h"
+#include "cpu/single_row/row_products.h"
 
 namespace vllm_fork {
 

@@ -1,4 +1,4 @@
-// The product of bfloat16 in cuda/matrix_instructions.cuh for the emulation, as inexact as NVIDIA's
+// The product of bfloat16 in cuda/primitives/matrix_instructions.cuh for the emulation, as inexact as NVIDIA's
 // may be.
 #pragma once
 
@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <cstdlib>
 
-#include "../portable/number_formats.h"
-#include "cuda_on_host.h"
+#include "emulation/cuda_on_host.h"
+#include "portable/number_formats.h"
 
 namespace vllm_fork::emulation {
 

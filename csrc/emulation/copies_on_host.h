@@ -1,4 +1,4 @@
-// cuda/copy_async.cuh for the emulation: a copy is made at some time between its start and the wait
+// cuda/primitives/copy_async.cuh for the emulation: a copy is made at some time between its start and the wait
 // for it, so that whoever reads too early, or writes too late, now and then finds the wrong bytes.
 #pragma once
 
@@ -6,7 +6,7 @@
 #include <deque>
 #include <vector>
 
-#include "cuda_on_host.h"
+#include "emulation/cuda_on_host.h"
 
 namespace vllm_fork::emulation {
 

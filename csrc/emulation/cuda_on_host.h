@@ -7,7 +7,7 @@
 
 #include <cmath>
 
-#include "block_scheduler.h"
+#include "emulation/block_scheduler.h"
 
 #define __global__
 #define __device__

@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "cuda_on_host.h"
+#include "emulation/cuda_on_host.h"
 
 namespace vllm_fork {
 

@@ -1,10 +1,10 @@
-// cuda/warpgroup_instructions.cuh for the emulation. A product is made when it is asked for, so that
+// cuda/product/warpgroup_instructions.cuh for the emulation. A product is made when it is asked for, so that
 // a kernel which changes too early what is multiplied is not found out.
 #pragma once
 
 #include <cstring>
 
-#include "cuda_on_host.h"
+#include "emulation/cuda_on_host.h"
 
 namespace vllm_fork {
 
@@ -14,7 +14,7 @@ inline void stop_kernel() {}
 namespace emulation {
 
 struct WarpgroupWords {
-  uint32_t words[4];  // as in cuda/matrix_instructions.cuh
+  uint32_t words[4];  // as in cuda/primitives/matrix_instructions.cuh
 };
 
 // Row `row` of the warp's 16, channel k.

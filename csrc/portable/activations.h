@@ -3,7 +3,7 @@
 // Specification: docs/numerics/operations.md, "Activations".
 #pragma once
 
-#include "elementary.h"
+#include "portable/elementary.h"
 
 namespace vllm_fork {
 

@@ -3,8 +3,8 @@
 // Specification: docs/numerics/attention.md.
 #pragma once
 
-#include "digits.h"
-#include "elementary.h"
+#include "portable/digits.h"
+#include "portable/elementary.h"
 
 namespace vllm_fork {
 

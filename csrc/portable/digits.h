@@ -3,7 +3,7 @@
 // Specification: docs/numerics/attention.md, "Rows of integers".
 #pragma once
 
-#include "float_bits.h"
+#include "portable/float_bits.h"
 
 namespace vllm_fork {
 

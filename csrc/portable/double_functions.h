@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "macros.h"
+#include "portable/macros.h"
 
 namespace vllm_fork {
 

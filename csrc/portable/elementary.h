@@ -4,7 +4,7 @@
 // The polynomials come from tools/fit_polynomials.py.
 #pragma once
 
-#include "float_bits.h"
+#include "portable/float_bits.h"
 
 namespace vllm_fork {
 

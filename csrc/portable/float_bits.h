@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "macros.h"
+#include "portable/macros.h"
 
 namespace vllm_fork {
 

@@ -5,7 +5,7 @@
 // is left. A GPU gives each lane to a thread.
 #pragma once
 
-#include "float_bits.h"
+#include "portable/float_bits.h"
 
 namespace vllm_fork {
 

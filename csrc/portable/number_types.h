@@ -1,7 +1,7 @@
 // The formats of numbers as types, for loops over numbers in memory.
 #pragma once
 
-#include "number_formats.h"
+#include "portable/number_formats.h"
 
 namespace vllm_fork {
 

@@ -3,7 +3,7 @@
 // Specification: docs/numerics/operations.md, "Order of logits".
 #pragma once
 
-#include "float_bits.h"
+#include "portable/float_bits.h"
 
 namespace vllm_fork {
 

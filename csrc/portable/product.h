@@ -8,9 +8,9 @@
 
 #include <cstdint>
 
-#include "digits.h"
-#include "macros.h"
-#include "number_types.h"
+#include "portable/digits.h"
+#include "portable/macros.h"
+#include "portable/number_types.h"
 
 namespace vllm_fork {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "number_formats.h"
+#include "portable/number_formats.h"
 
 namespace vllm_fork {
 

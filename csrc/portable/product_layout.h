@@ -13,7 +13,7 @@
 
 #include <cstdint>
 
-#include "macros.h"
+#include "portable/macros.h"
 
 namespace vllm_fork {
 

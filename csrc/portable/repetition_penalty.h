@@ -6,7 +6,7 @@
 // CUDA kernel call it, and the SIMD paths are tested against it bit by bit.
 #pragma once
 
-#include "macros.h"
+#include "portable/macros.h"
 
 namespace vllm_fork {
 

@@ -3,8 +3,8 @@
 // Specification: docs/numerics/operations.md, "Rotary embedding" and "Rotary tables".
 #pragma once
 
-#include "double_functions.h"
-#include "float_bits.h"
+#include "portable/double_functions.h"
+#include "portable/float_bits.h"
 
 namespace vllm_fork {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "macros.h"
+#include "portable/macros.h"
 
 namespace vllm_fork {
 

@@ -3,7 +3,7 @@
 // Specification: docs/numerics/operations.md, "Log-softmax" and "Sampling".
 #pragma once
 
-#include "elementary.h"
+#include "portable/elementary.h"
 
 namespace vllm_fork {
 

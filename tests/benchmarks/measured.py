@@ -1,4 +1,4 @@
-"""What `test_gpu` measures: ends well, or in one of the ways in which a measurement can go wrong.
+"""What the tests of measurements run: ends well, or in a way in which a measurement can go wrong.
 
 python -m tests.benchmarks.measured WAY FILE
 """

@@ -12,9 +12,9 @@ from tests.engines import ROOT
 
 BUILD_REQUIREMENTS = ("setuptools>=78.1.1,<81", "packaging>=24", "pip", "cmake>=3.26", "ninja")
 KERNELS = {
-    "csrc/CMakeLists.txt": (
+    "CMakeLists.txt": (
         "cmake_minimum_required(VERSION 3.25)\nproject(kernels LANGUAGES CXX)\n"
-        "add_library(_fork_C MODULE kernel.cpp)\n"
+        "add_library(_fork_C MODULE csrc/kernel.cpp)\n"
         'set_target_properties(_fork_C PROPERTIES PREFIX "" SUFFIX ".abi3.so")\n'
     ),
     "csrc/kernel.cpp": 'extern "C" int one() { return 1; }\n',

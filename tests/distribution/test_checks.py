@@ -253,11 +253,11 @@ def kernel_root(tmp_path: Path) -> Path:
     """A repository with one kernel of one line, built as csrc/ is."""
     cmake = (
         "cmake_minimum_required(VERSION 3.25)\nproject(kernels LANGUAGES CXX)\n"
-        "add_library(_fork_C MODULE kernel.cpp)\n"
+        "add_library(_fork_C MODULE csrc/kernel.cpp)\n"
         'set_target_properties(_fork_C PROPERTIES PREFIX "" SUFFIX ".abi3.so")\n'
     )
     source = 'extern "C" int one() { return 1; }\n'
-    return write_files(tmp_path / "here", {"csrc/CMakeLists.txt": cmake, "csrc/kernel.cpp": source})
+    return write_files(tmp_path / "here", {"CMakeLists.txt": cmake, "csrc/kernel.cpp": source})
 
 
 def test_only_what_changed_is_compiled(kernel_root: Path) -> None:

@@ -29,8 +29,8 @@ from distribution.series import load_series, patched_files
 from tests.distribution.fake_repository import identities, write_files
 from tests.engines import ROOT
 
-SOURCES = ("distribution", "csrc", "patches", "vllm", "setup.py", "pyproject.toml",
-           "upstream.toml", "README.md", "LICENSE", "NOTICE")  # fmt: skip
+SOURCES = ("CMakeLists.txt", "cmake", "csrc", "distribution", "patches", "vllm", "setup.py",
+           "pyproject.toml", "upstream.toml", "README.md", "LICENSE", "NOTICE")  # fmt: skip
 VERSION = "0.32.0+cpu.hf1"
 LOADED = "import vllm.fork_ops.library as library; assert library.load(); print(library.__file__)"
 

@@ -93,7 +93,8 @@ def test_the_kernels_compile_with_nothing_but_pip_s_packages(
     For one architecture, which says as much about the compiler as all of them.
     """
     site = next(path for path in sys.path if Path(path, "nvidia/cu13/bin/nvcc").exists())
-    (tmp_path / "csrc").symlink_to(ROOT / "csrc")
+    for name in ("CMakeLists.txt", "cmake", "csrc"):
+        (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.setenv("CUDAARCHS", "80-real")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
     monkeypatch.delenv("CUDA_HOME", raising=False)

@@ -26,13 +26,17 @@ _SOURCES = (
     str(HERE / "guard.cpp"),
     *(f"bindings/portable_{name}_cuda.cpp" for name in ("attention", "logits", "product", "rows")),
     *("bindings/portable_checks.cpp", "bindings/portable_product_checks.cpp"),
-    *("bindings/schemas.cpp", "cpu/pack_weight.cpp"),
-    *(f"cuda/portable_{name}.cu" for name in ("attention", "cache", "functions", "logits")),
-    *(f"cuda/portable_{name}.cu" for name in ("norm", "product", "rotary")),
+    *("bindings/schemas.cpp", "cpu/product/pack_weight.cpp"),
+    *("cuda/attention/attention.cu", "cuda/attention/cache.cu", "cuda/logits/logits.cu"),
+    *(
+        "cuda/product/product.cu",
+        *(f"cuda/rows/{name}.cu" for name in ("functions", "norm", "rotary")),
+    ),
 )
 
 EMULATION = (
     *("-std=c++20", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
+    f"-I{CSRC}",
     *("-U_FORTIFY_SOURCE", "-DVLLM_FORK_EMULATE_CUDA", "-fPIC"),
 )
 """Options of g++ for kernels that are emulated."""

@@ -19,7 +19,7 @@ from xformers.ops import fmha
 from tests.engines import MODEL, ROOT
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
-from vllm.fork import engine_args
+from vllm.hooks import engine_args
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends import xformers as backend
 from vllm.v1.attention.backends.registry import AttentionBackendEnum

@@ -21,10 +21,10 @@ from tests.engines import MODEL
 from tests.longrope import use_longrope
 from vllm.config import CompilationMode, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
-from vllm.fork.engine_args import prepare_engine_args
 from vllm.fork.flags import ForkFlags
 from vllm.hf_numerics.dtype import hf_dtype
 from vllm.hf_numerics.tensor_parallel import working_sizes
+from vllm.hooks.engine_args import prepare_engine_args
 
 SIZES = {
     "hidden_size": 96,

@@ -13,11 +13,11 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.deterministic.models import random_weights
-from tests.hf_numerics.conftest import engine_config, model_of
+from tests.loaded_models import engine_config, model_of
 from vllm.forward_context import set_forward_context
-from vllm.hf_numerics.alone import make_pages
+from vllm.hf_exact.alone import make_pages
+from vllm.hf_exact.grouped_decode import GroupedDecode
 from vllm.hf_numerics.experts import HFExpertsMethod
-from vllm.hf_numerics.grouped_decode import GroupedDecode
 from vllm.hf_numerics.row_experts import RowExperts
 
 SHAPE = {

@@ -21,7 +21,7 @@ from transformers.models.llama.modeling_llama import (
 )
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
-from tests.hf_numerics.conftest import LoadModel
+from tests.loaded_models import LoadModel
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.hf_numerics.attention import HFAttentionImpl
 from vllm.hf_numerics.formulas import BloomGELU

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from tests.engines import bundled_engine
-from vllm.hf_numerics.alone import make_pages
+from vllm.hf_exact.alone import make_pages
 from vllm.hf_numerics.linear import HFLinearMethod
 
 MAMBA2: dict[str, Any] = {

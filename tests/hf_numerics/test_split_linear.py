@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
-from tests.hf_numerics.conftest import LoadModel
+from tests.loaded_models import LoadModel
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.hf_numerics import split_linear
 from vllm.hf_numerics.linear import HFLinearMethod, use_plain_products

@@ -1,6 +1,6 @@
 // The kernels of attention and its cache, on the CPU: built as a library by emulated_ops.py.
-#include "cuda/portable_attention.cuh"
-#include "cuda/portable_cache.cuh"
+#include "cuda/attention/attention.cuh"
+#include "cuda/attention/cache.cuh"
 #include "emulated_launch.h"
 
 using namespace vllm_fork;

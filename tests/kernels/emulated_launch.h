@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "cuda/runtime.h"
+#include "cuda/primitives/runtime.h"
 
 namespace vllm_fork {
 

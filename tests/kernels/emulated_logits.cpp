@@ -1,5 +1,5 @@
 // The kernels on logits, on the CPU: built as a library by emulated_ops.py.
-#include "cuda/portable_logits.cuh"
+#include "cuda/logits/logits.cuh"
 #include "emulated_launch.h"
 
 using namespace vllm_fork;

@@ -1,6 +1,6 @@
 // The CUDA implementation of the portable product as a library of C functions, on a CPU. Those that
 // launch kernels say what has gone wrong.
-#include "cuda/portable_product.cu"
+#include "cuda/product/product.cu"
 #include "emulated_launch.h"
 
 namespace {

@@ -1,7 +1,7 @@
 // The kernels on rows, on the CPU: built as a library by emulated_ops.py.
-#include "cuda/portable_functions.cuh"
-#include "cuda/portable_norm.cuh"
-#include "cuda/portable_rotary.cuh"
+#include "cuda/rows/functions.cuh"
+#include "cuda/rows/norm.cuh"
+#include "cuda/rows/rotary.cuh"
 #include "emulated_launch.h"
 
 using namespace vllm_fork;

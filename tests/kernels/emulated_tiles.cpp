@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "cpu/portable_product_amx.h"
+#include "cpu/product/product_amx.h"
 
 namespace vllm_fork {
 namespace {

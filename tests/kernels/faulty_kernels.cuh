@@ -1,8 +1,8 @@
 // Kernels with one fault each, and one without, that test_cuda_on_host.py runs on the CPU.
 #pragma once
 
-#include "cuda/device.cuh"
-#include "cuda/matrix_instructions.cuh"
+#include "cuda/primitives/device.cuh"
+#include "cuda/primitives/matrix_instructions.cuh"
 
 namespace vllm_fork {
 

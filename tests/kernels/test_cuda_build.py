@@ -18,7 +18,8 @@ from distribution.kernels import build_library
 from distribution.nvcc import nvcc
 from vllm.fork_ops import DivisionRule
 
-CSRC = Path(__file__).parents[2] / "csrc"
+ROOT = Path(__file__).parents[2]
+CSRC = ROOT / "csrc"
 ARCHITECTURES = {80, 86, 89, 90, 100, 120}
 
 NVCC = nvcc()
@@ -73,7 +74,9 @@ def test_the_cuda_library_builds_for_every_architecture(
     No kernel spills registers or has local memory, on any architecture.
     """
     monkeypatch.setenv("CUDAFLAGS", "-Xptxas -Werror,-warn-spills,-warn-lmem-usage")
-    shutil.copytree(CSRC, tmp_path / "csrc")
+    for name in ("cmake", "csrc"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    shutil.copy(ROOT / "CMakeLists.txt", tmp_path)
     library = build_library("cuda", tmp_path)
     device_code = device_code_of(library, tmp_path)
     assert {version for kind, version in device_code if kind == "machine code"} == ARCHITECTURES
@@ -88,10 +91,11 @@ def test_the_cuda_library_builds_for_every_architecture(
 @pytest.mark.parametrize("architecture", [80, 90, 120])
 def test_the_repetition_penalty_in_ptx(tmp_path: Path, architecture: int) -> None:
     """No fused, approximate or flushing instruction, not even where nvcc is free to contract."""
-    source = CSRC / "cuda" / "seen_tokens.cu"
+    source = CSRC / "cuda" / "logits" / "seen_tokens.cu"
     output = tmp_path / "kernel.ptx"
+    options = ("-ptx", "-std=c++17", "-O3", "-fmad=true", f"-I{CSRC}")
     virtual = f"-arch=compute_{architecture}"
-    run(str(NVCC), "-ptx", "-std=c++17", "-O3", "-fmad=true", virtual, source, "-o", output)
+    run(str(NVCC), *options, virtual, source, "-o", output)
     operations = [
         words[0]
         for words in map(str.split, output.read_text().splitlines())

@@ -11,7 +11,7 @@ import pytest
 from emulated_product import TensorCores
 from test_cuda_build import CSRC, NVCC
 
-SOURCE = CSRC / "cuda" / "portable_product.cu"
+SOURCE = CSRC / "cuda" / "product" / "product.cu"
 ARCHITECTURES = ("80", "86", "89", "90", "90a", "100", "120")
 PRODUCTS = {
     TensorCores.INT8: "IMMA.16832.S8.S8",
@@ -71,7 +71,7 @@ def most_threads_of(listing: str) -> dict[str, int]:
 def test_machine_code(tmp_path: Path, architecture: str) -> None:
     """Tensor cores multiply, nothing spills, and no arithmetic is fused or approximate."""
     binary = tmp_path / "product.cubin"
-    options = ("-cubin", "-std=c++17", "-O3", "-fmad=false", "--ptxas-options=-v")
+    options = ("-cubin", "-std=c++17", "-O3", "-fmad=false", f"-I{CSRC}", "--ptxas-options=-v")
     said = run(str(NVCC), *options, f"-arch=sm_{architecture}", SOURCE, "-o", binary)
     assert "bytes stack frame" in said
     assert set(re.findall(r"(\d+) bytes (?:stack frame|spill \w+)", said)) == {"0"}

@@ -11,10 +11,7 @@ from vllm.deterministic.adapter_layers import use_portable_adapters
 from vllm.deterministic.fusion import fused_products
 from vllm.deterministic.guard import only_exact_operations_of
 from vllm.deterministic.self_check import check_machine
-from vllm.fork.flags import ForkFlags
-from vllm.fork.weight_updates import refuse_weight_updates
 from vllm.forward_context import set_forward_context
-from vllm.hf_numerics.parity_report import log_report
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 if TYPE_CHECKING:
@@ -37,10 +34,8 @@ _OPERATORS_IN: dict[type[nn.Module], tuple[str, ...]] = {
 }
 
 
-def check_runner(runner: GPUModelRunner) -> None:
-    """Check the device's bits and the model's operations in deterministic mode, refuse changes of
-    the weights with each flag that does not go with them, and log with hf_compat which layers have
-    Hugging Face's bits; nothing without flags.
+def check_portable_runner(runner: GPUModelRunner) -> None:
+    """Check the device's bits and the operations of a model whose layers are portable.
 
     The layers that vLLM has wrapped for adapters get portable bits here, before they compute.
 
@@ -49,12 +44,9 @@ def check_runner(runner: GPUModelRunner) -> None:
         RuntimeError: see `check_machine`, or the model calls an operation whose bits are not
             specified; the sentence names it.
     """
-    if ForkFlags.of(runner.vllm_config).is_portable:
-        check_machine(runner.device)
-        use_portable_adapters(runner.get_model())
-        _check_operations(runner)
-    refuse_weight_updates(runner)
-    log_report(runner)
+    check_machine(runner.device)
+    use_portable_adapters(runner.get_model())
+    _check_operations(runner)
 
 
 @torch.no_grad()

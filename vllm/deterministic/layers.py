@@ -1,7 +1,7 @@
 """Gives the layers of a model portable bits, when it is made, or says which one cannot have them.
 
 What is replaced is chosen by exact class. What holds parameters and is not known here stops the
-start; what computes without parameters is found by `check.check_runner`.
+start; what computes without parameters is found by `check.check_portable_runner`.
 """
 
 from __future__ import annotations

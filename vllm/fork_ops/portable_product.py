@@ -96,8 +96,8 @@ class PackedWeight:
 
     Attributes:
         packed: uint8 [any], as laid out in ``csrc/portable/product_layout.h``, on a GPU in
-            ``csrc/cuda/digit_tiles.cuh``; starts at a multiple of 64 bytes. A CPU needs that for
-            its vectors and tiles; a GPU would need 16, and takes no less either.
+            ``csrc/cuda/product/digit_tiles.cuh``; starts at a multiple of 64 bytes. A CPU needs
+            that for its vectors and tiles; a GPU would need 16, and takes no less either.
         exponents: int8 [in_features], of the input channels; None if all are 0.
         out_features: rows of the weight.
         in_features: its columns.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["call", "has_digits", "of"]
 
 _MOST_ROWS = 1536
-"""More are multiplied in parts: kMostRowsAtOnce of ``csrc/cuda/portable_product.h``."""
+"""More are multiplied in parts: kMostRowsAtOnce of ``csrc/cuda/product/product.h``."""
 
 
 def has_digits(device: torch.device) -> bool:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vllm.exceptions import VLLMValidationError
-from vllm.fork.flags import ForkFlags
 from vllm.fork.transformers_release import warn_of_untested_release
 from vllm.hf_compat.generation_config import load_generation_config, merge_generation_config
 from vllm.hf_compat.support import check_request
-from vllm.hf_numerics.parity_settings import note_settings
 from vllm.logger import init_logger
 
 if TYPE_CHECKING:
@@ -18,15 +16,12 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 
-def prepare_engine_config(vllm_config: VllmConfig) -> None:
-    """Check that hf_compat can be honoured, and make HF's defaults the engine's; no-op if off.
+def use_hf_semantics(vllm_config: VllmConfig) -> None:
+    """Check that hf_compat can be honoured, and make HF's defaults the engine's.
 
     Raises:
-        ValueError: the configuration asks for something that hf_compat cannot answer like HF,
-            or with other bits and ``hf_compat="strict"``.
+        ValueError: the configuration asks for something that hf_compat cannot answer like HF.
     """
-    if not ForkFlags.of(vllm_config).hf_compat:
-        return
     _check_features(vllm_config)
     warn_of_untested_release()
     if vllm_config.speculative_config is not None:
@@ -36,7 +31,6 @@ def prepare_engine_config(vllm_config: VllmConfig) -> None:
     )
     vllm_config.scheduler_config.scheduler_cls = f"vllm.hf_compat.scheduler.{scheduler}"
     _use_hf_defaults(vllm_config.model_config)
-    note_settings(vllm_config)
     logger.info("hf_compat: Hugging Face generate() semantics, on the V1 model runner.")
 
 

@@ -189,37 +189,55 @@ class Frontend:
             VLLMValidationError: the length does not fit, in HF's sense or into the engine's
                 context window.
         """
-        call = GenerateCall(seed=params.seed)
-        if isinstance(params, HFSamplingParams):
-            assert params._resolved is not None, "these parameters are finished already"
-            call, config, length_is_default = cloudpickle.loads(params._resolved)
-            call = replace(call, seed=params.seed)  # which may have been set since
-            self._limit_length(
-                params,
-                config,
-                prompt_len,
-                call.place.left_padding,
-                length_is_default=length_is_default,
-            )
-            params._resolved = None  # does not travel to the engine's process
-        else:
-            body = take_body(params)
-            for name in ("output_scores", "output_logits"):
-                if body.get(name):
-                    raise VLLMValidationError(
-                        f"{name} has no place in an OpenAI answer: ask for logprobs, or use "
-                        "LLM.generate()."
-                    )
-            call = replace(call, negative_prompt_ids=body.pop("negative_prompt_ids", None))
-            config = from_sampling_params(params, self.of_model, body)
-            check_request(config)
-            if any(name in body for name in LENGTHS):
-                self._limit_length(params, config, prompt_len, length_is_default=False)
+        call, config = self._resolve(params, prompt_len)
         if config.num_beams > 1 and params.n > 1:
             config.num_return_sequences, params.n = params.n, 1
         if params.max_tokens is None:
             params.max_tokens = self.max_model_len - prompt_len
         request = _request(call, config, params, prompt_len)
+        self._check(request, params, prompt_embeds)
+        if request.num_beams > 1:
+            params.ignore_eos = True
+        else:
+            self._set_eos(params, config)
+        request.attach(params)
+        turn_off_processors(params)
+        HFRequest.number_children(params)
+        one = copy.copy(params)
+        one.n = 1
+        one._verify_args()  # the engine does the same, and a failure there would stop it
+
+    def _resolve(
+        self, params: SamplingParams, prompt_len: int
+    ) -> tuple[GenerateCall, GenerationConfig]:
+        """Return the call and its merged configuration; write its length into the parameters."""
+        if isinstance(params, HFSamplingParams):
+            assert params._resolved is not None, "these parameters are finished already"
+            call, config, length_is_default = cloudpickle.loads(params._resolved)
+            params._resolved = None  # does not travel to the engine's process
+            padding = call.place.left_padding
+            self._limit_length(
+                params, config, prompt_len, padding, length_is_default=length_is_default
+            )
+            return replace(call, seed=params.seed), config  # the seed may have been set since
+        body = take_body(params)
+        for name in ("output_scores", "output_logits"):
+            if body.get(name):
+                raise VLLMValidationError(
+                    f"{name} has no place in an OpenAI answer: ask for logprobs, or use "
+                    "LLM.generate()."
+                )
+        negative_prompt_ids = body.pop("negative_prompt_ids", None)
+        config = from_sampling_params(params, self.of_model, body)
+        check_request(config)
+        if any(name in body for name in LENGTHS):
+            self._limit_length(params, config, prompt_len, length_is_default=False)
+        return GenerateCall(seed=params.seed, negative_prompt_ids=negative_prompt_ids), config
+
+    def _check(
+        self, request: HFRequest, params: SamplingParams, prompt_embeds: torch.Tensor | None
+    ) -> None:
+        """Refuse what would fail, or could not be answered, in the engine."""
         self._check_processors(request)
         if request.is_guided:
             check_guidance(request, prompt_embeds, self.vocab_size)
@@ -227,18 +245,9 @@ class Frontend:
             self._room.check(request)
         if request.num_beams > 1:
             check_beams(request, params, prompt_embeds)
-            params.ignore_eos = True
-        else:
-            self._set_eos(params, config)
         _check_is_text(params)
         self._check_stop_strings(params, request)
         check_criteria(request)
-        request.attach(params)
-        turn_off_processors(params)
-        HFRequest.number_children(params)
-        one = copy.copy(params)
-        one.n = 1
-        one._verify_args()  # the engine does the same, and a failure there would stop it
 
     def _check_stop_strings(self, params: SamplingParams, request: HFRequest) -> None:
         if request.stop_strings is not None:

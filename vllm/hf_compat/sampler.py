@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from vllm.hf_compat.beam_search import BeamSearch
 from vllm.hf_compat.draws import NoProbabilityError, draw_tokens
 from vllm.hf_compat.pipeline import DEVICE_ERRORS
 from vllm.hf_compat.request import HFRequest
+from vllm.hf_compat.runners import remember_runner
 from vllm.hf_compat.stopping import criteria_of_search
 from vllm.logger import init_logger
 from vllm.v1.outputs import SamplerOutput
@@ -23,25 +23,16 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
     from vllm.v1.worker.gpu_input_batch import CachedRequestState
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 logger = init_logger(__name__)
 
 
-_RUNNERS: WeakValueDictionary[int, GPUModelRunner] = WeakValueDictionary()
-
-
 def hf_sampler(runner: GPUModelRunner, upstream: Sampler) -> HFSampler:
     """Return the sampler of `runner` in hf_compat, which stands in for `upstream`."""
-    _RUNNERS[id(runner.vllm_config)] = runner
+    remember_runner(runner)
     return HFSampler(runner, upstream)
-
-
-def runner_of(vllm_config: VllmConfig) -> GPUModelRunner:
-    """Return the model runner of hf_compat that was made with this very object."""
-    return _RUNNERS[id(vllm_config)]
 
 
 def take_outputs(sampler: Sampler) -> dict[str, dict[str, Any]] | None:

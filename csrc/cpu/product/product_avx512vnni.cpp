@@ -1,0 +1,145 @@
+// AVX-512 VNNI: vpdpbusd multiplies unsigned bytes with signed ones and adds four products.
+//
+// The digits of activations are stored with 128 added. What that makes too much of a block's sum
+// depends on the weight alone and is in the block words.
+#include <cstring>
+
+#include "cpu/product/avx512_block.h"
+#include "cpu/product/product_loop.h"
+
+namespace vllm_fork {
+namespace {
+namespace avx512vnni {
+
+constexpr int kMostRows = 6;    // 6 rows of 2 panels: 24 of 32 registers are sums
+constexpr int kFewestRows = 2;  // up to so many take 4 panels: fewer would wait for each other
+
+VLLM_FORK_INLINE __m512i load(const uint8_t* bytes) { return _mm512_load_si512(bytes); }
+
+// Four channels' digits of a row, which every lane gets.
+VLLM_FORK_INLINE __m512i four(const uint8_t* digits) {
+  int32_t bytes;
+  std::memcpy(&bytes, digits, sizeof bytes);
+  return _mm512_set1_epi32(bytes);
+}
+
+// In assembly, since around the intrinsic GCC 12 copies and spills sums: half the speed.
+VLLM_FORK_INLINE __m512i add_dot(__m512i sum, __m512i unsigned_bytes, __m512i signed_bytes) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(unsigned_bytes), "v"(signed_bytes));
+  return sum;
+}
+
+template <int kRows, int kPanels>
+struct Sums {
+  __m512i high[kRows][kPanels];   // high * high
+  __m512i mixed[kRows][kPanels];  // high * low
+  __m512i other[kRows][kPanels];  // low * high, apart from the others if registers suffice
+  static constexpr bool kHasOther = kRows * kPanels * 3 <= 24;
+
+  VLLM_FORK_INLINE explicit Sums(const BlockWork& work) {
+    for (int n = 0; n < kPanels; ++n) {
+      const __m512i words = load(work.weights + n * work.panel_bytes);
+      const __m512i excess = _mm512_slli_epi32(_mm512_srai_epi32(words, 8), 7);
+      for (int m = 0; m < kRows; ++m) {
+        high[m][n] = _mm512_setzero_si512();
+        mixed[m][n] = _mm512_sub_epi32(_mm512_setzero_si512(), excess);
+        other[m][n] = _mm512_setzero_si512();
+      }
+    }
+  }
+
+  VLLM_FORK_INLINE void add(int m, int n, __m512i x_high, __m512i x_low, __m512i w_high,
+                            __m512i w_low) {
+    high[m][n] = add_dot(high[m][n], x_high, w_high);
+    mixed[m][n] = add_dot(mixed[m][n], x_high, w_low);
+    __m512i& last = kHasOther ? other[m][n] : mixed[m][n];
+    last = add_dot(last, x_low, w_high);
+  }
+
+  VLLM_FORK_INLINE __m512i block(int m, int n) const {
+    const __m512i both = _mm512_add_epi32(_mm512_slli_epi32(high[m][n], 8), mixed[m][n]);
+    return kHasOther ? _mm512_add_epi32(both, other[m][n]) : both;
+  }
+};
+
+template <int kRows, int kPanels>
+void add_rows(const BlockWork& work, int64_t first) {
+  Sums<kRows, kPanels> sums(work);
+  const uint8_t* rows = work.digits + first * work.row_bytes;
+  const uint8_t* weights = work.weights + kWordBytes;
+  for (int64_t g = 0; g < work.groups; ++g) {
+    __m512i w_high[kPanels];
+    __m512i w_low[kPanels];
+    for (int n = 0; n < kPanels; ++n) {
+      w_high[n] = load(weights + n * work.panel_bytes);
+      w_low[n] = load(weights + n * work.panel_bytes + kPanel * kGroup);
+    }
+    for (int m = 0; m < kRows; ++m) {
+      const __m512i x_high = four(rows + m * work.row_bytes);
+      const __m512i x_low = four(rows + m * work.row_bytes + kGroup);
+      for (int n = 0; n < kPanels; ++n) sums.add(m, n, x_high, x_low, w_high[n], w_low[n]);
+    }
+    weights += kGroupBytes;
+    rows += kDigits * kGroup;
+  }
+  for (int n = 0; n < kPanels; ++n) {
+    const __m512 scales = avx512_scales(load(work.weights + n * work.panel_bytes));
+    for (int m = 0; m < kRows; ++m) {
+      float* target = work.sums + ((first + m) * work.panels + n) * kPanel;
+      const float row_scale = work.row_scales[(first + m) * work.scale_stride];
+      avx512_add_scaled(target, sums.block(m, n), scales, row_scale);
+    }
+  }
+}
+
+template <int kRows, int kPanels>
+VLLM_FORK_INLINE void add_rows(const BlockWork& work, int64_t first, int64_t rows) {
+  if (rows == kRows) return add_rows<kRows, kPanels>(work, first);
+  if constexpr (kRows > 1) add_rows<kRows - 1, kPanels>(work, first, rows);
+}
+
+struct Kernel {
+  static constexpr int64_t kStep = kGroup;
+  static constexpr int64_t kChannelBytes = kDigits;
+  static constexpr int64_t kRowsTogether = 1;
+  static constexpr int64_t kRowPadding = 64;  // so that rows do not share sets of the first cache
+  static constexpr int64_t kFewRows = kFewestRows;
+  static constexpr int64_t kPanelsOfFew = 4;
+  static constexpr int64_t kPanels = 2;
+  using Session = NoSession;
+
+  // uint8 [padded / 4, 2, 4]: the digits plus 128.
+  static void store(const BlockDigits& digits, int64_t padded, uint8_t* target) {
+    for (int64_t k = 0; k < padded; k += kGroup, target += kDigits * kGroup) {
+      uint32_t high;
+      uint32_t low;
+      std::memcpy(&high, digits.high + k, sizeof high);
+      std::memcpy(&low, digits.low + k, sizeof low);
+      const uint32_t both[] = {high ^ 0x80808080u, low ^ 0x80808080u};
+      std::memcpy(target, both, sizeof both);
+    }
+  }
+
+  static void add_block(const BlockWork& work) {
+    for (int64_t m = 0; m < work.rows;) {
+      const int64_t most = work.panels > 2 ? kFewestRows : kMostRows;
+      const int64_t rows = next_rows(work.rows - m, most);
+      switch (work.panels) {
+        case 1: add_rows<kMostRows, 1>(work, m, rows); break;
+        case 2: add_rows<kMostRows, 2>(work, m, rows); break;
+        case 3: add_rows<kFewestRows, 3>(work, m, rows); break;
+        default: add_rows<kFewestRows, 4>(work, m, rows);
+      }
+      m += rows;
+    }
+  }
+};
+
+}  // namespace avx512vnni
+}  // namespace
+
+const ProductKernel& product_kernel_avx512vnni(int64_t) {
+  return kProductKernel<avx512vnni::Kernel>;
+}
+
+}  // namespace vllm_fork

@@ -1,0 +1,1 @@
+#include "cuda/attention/attention.cuh"

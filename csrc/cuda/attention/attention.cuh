@@ -1,0 +1,100 @@
+// Attention over a paged cache of integers: the kernel and its launchers.
+#pragma once
+
+#include "cuda/attention/attention_block.cuh"
+
+namespace vllm_fork {
+
+// Block (x, y, z) has piece x of the queries and head y of the keys; with parts, of the superblocks
+// those that are z modulo gridDim.z. How many there are, only the lengths of sequences say: for many
+// blocks there is nothing to do, and they end before they look at queries.
+template <int kTiles, bool kHasParts>
+__global__ void __launch_bounds__(kAttentionThreads)
+    attention_kernel(PagedAttention task, int64_t splits, float* parts) {
+  const QueryPiece piece(task);
+  if (!piece.has(0)) return;
+  const SeenTokens seen = piece.seen_by_any(task);
+  const int32_t last = seen.last / kSuperblockTokens;
+  int32_t superblock = seen.first / kSuperblockTokens;
+  if (kHasParts) {
+    const auto blocks = static_cast<int32_t>(gridDim.z);
+    const auto own = static_cast<int32_t>(blockIdx.z);
+    superblock += (own + blocks - superblock % blocks) % blocks;
+    if (superblock > last) return;
+    Attention<kTiles> attention(task, piece, seen, block_shared<AttentionMemory>());
+    for (; superblock <= last; superblock += blocks) {
+      GatheredTiles<kTiles> gathered;
+      attention.add_superblock(superblock, gathered);
+      attention.write_part(gathered, parts, splits, superblock);
+    }
+    return;
+  }
+  Attention<kTiles> attention(task, piece, seen, block_shared<AttentionMemory>());
+  TotalTiles<kTiles> total;
+  for (; superblock <= last; ++superblock) {
+    GatheredTiles<kTiles> gathered;
+    attention.add_superblock(superblock, gathered);
+    total.add(gathered);
+  }
+  attention.write_result(total);
+}
+
+// --- launchers ---------------------------------------------------------------------------------
+
+inline int64_t num_pieces(const PagedAttention& task) {
+  return task.queries * (task.heads / task.key_heads) / kQueries + task.sequences;
+}
+
+int64_t attention_splits(const PagedAttention& task) {
+  constexpr int64_t kEnoughBlocks = 512;
+  constexpr int64_t kMostPartFloats = int64_t{64} << 20;  // 256 MiB
+  const int64_t room = task.width * task.cache.page_tiles * kTileTokens;
+  // What a window lets the queries of a piece see, wherever it begins.
+  const int64_t seen = task.window > 0 ? task.window + kQueries + kSuperblockTokens : room;
+  const int64_t tokens = seen < room ? seen : room;
+  const int64_t splits = (tokens + kSuperblockTokens - 1) / kSuperblockTokens;
+  const bool is_worth_it = splits > 1 && num_pieces(task) * task.key_heads < kEnoughBlocks;
+  return is_worth_it && attention_part_floats(task, splits) <= kMostPartFloats ? splits : 1;
+}
+
+int64_t attention_part_floats(const PagedAttention& task, int64_t splits) {
+  return splits == 1 ? 0 : task.queries * task.heads * splits * (task.cache.head_size + 3);
+}
+
+// How many blocks of threads share the superblocks of a piece and head: not one for each if that is
+// more than keeps a GPU busy, since most sequences are shorter than their tables have room for.
+inline int64_t blocks_of_splits(const PagedAttention& task, int64_t splits) {
+  constexpr int64_t kManyBlocks = 4096;
+  const int64_t others = num_pieces(task) * task.key_heads;
+  const int64_t wanted = (kManyBlocks + others - 1) / others;
+  return wanted < splits ? wanted : splits;
+}
+
+template <int kTiles>
+cudaError_t launch_attention(const PagedAttention& task, int64_t splits, float* parts,
+                             cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned int>(num_pieces(task)),
+                  static_cast<unsigned int>(task.key_heads),
+                  static_cast<unsigned int>(blocks_of_splits(task, splits)));
+  const auto kernel =
+      splits == 1 ? attention_kernel<kTiles, false> : attention_kernel<kTiles, true>;
+  return launch(grid, kAttentionThreads, 0, stream, kernel, task, splits, parts);
+}
+
+cudaError_t launch_portable_attention(const PagedAttention& task, int64_t splits, float* parts,
+                                      cudaStream_t stream) {
+  if (task.queries == 0 || task.sequences == 0) return cudaSuccess;
+  constexpr int64_t kElementsOfTile = kElements * kWarps;
+  const int64_t size = task.cache.head_size;
+  const cudaError_t error = size <= 2 * kElementsOfTile
+                                ? launch_attention<2>(task, splits, parts, stream)
+                            : size <= 4 * kElementsOfTile
+                                ? launch_attention<4>(task, splits, parts, stream)
+                                : launch_attention<8>(task, splits, parts, stream);
+  if (error != cudaSuccess || splits == 1) return error;
+  const dim3 grid(static_cast<unsigned int>(task.queries), static_cast<unsigned int>(task.heads));
+  return launch(grid, static_cast<unsigned int>(size), 0, stream, merge_parts_kernel, task, splits,
+                parts);
+}
+
+}  // namespace vllm_fork

@@ -1,1 +1,0 @@
-#include "portable_norm.cuh"

@@ -1,1 +1,0 @@
-#include "portable_rotary.cuh"

@@ -1,0 +1,147 @@
+// Where the digits of a packed weight and of rows of activations lie on a GPU.
+//
+// A tensor core multiplies 16 outputs of a weight with 8 rows in a step of 32 input channels.
+// Digits lie in tiles of a step, in the order in which its instructions take them.
+//
+// Of a weight, lane 4 g + q of a warp takes four words of four channels: channels 4 q .. 4 q + 3 of
+// output g and of output g + 8, then those 16 further on, likewise. So a tile is
+//
+//   int8 [2 digits, 32 lanes, 2 halves of the step, 2, 4]
+//
+// which a warp loads with 16 bytes a lane, one after the other. A tile of rows is four matrices of
+// 16 channels of 8 rows, as ldmatrix takes them and warpgroups find them in shared memory:
+//
+//   int8 [2 digits, 2 halves of the step, 8 rows, 16]
+//
+// Blocks are filled up with zeros to whole steps.
+//
+// A packed weight is its tiles, uint8 [panels, steps, kWeightTile], and behind them the biased
+// exponents of 2^(8 + e), uint8 [panels, blocks, kPanel]. It is as large as the CPU's, 16 bits a
+// number and one byte for each row of a block, but laid out differently.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/primitives/device.cuh"
+#include "portable/product_layout.h"
+
+namespace vllm_fork {
+
+inline constexpr int kStep = 32;                                // input channels of an instruction
+inline constexpr int kStepsOfBlock = static_cast<int>(kBlock) / kStep;
+inline constexpr int kOctet = 8;                                // input channels of a lane
+inline constexpr int kOctetsOfStep = kStep / kOctet;
+inline constexpr int kRowsOfTile = 8;
+inline constexpr int kHalf = kStep / 2;                         // of a step's input channels
+inline constexpr int kWeightTile = 2 * 16 * kStep;              // bytes
+inline constexpr int kRowTile = 2 * kRowsOfTile * kStep;        // bytes
+inline constexpr int kOutputs = static_cast<int>(kPanel);       // of a tile of a weight
+static_assert(kOutputs == 16 && kOctetsOfStep == 4);
+
+// A shape in steps. A segment's blocks have kStepsOfBlock steps each, its last has `last_steps`.
+struct StepCounts {
+  int segments;
+  int segment_blocks;
+  int last_steps;
+
+  VLLM_FORK_INLINE explicit StepCounts(const ProductShape& shape)
+      : segments(static_cast<int>(shape.segments)),
+        segment_blocks(static_cast<int>(shape.segment_blocks())),
+        last_steps(static_cast<int>(
+            divide_up(shape.block_inputs(shape.segment_blocks() - 1), kStep))) {}
+
+  VLLM_FORK_INLINE int segment_steps() const {
+    return (segment_blocks - 1) * kStepsOfBlock + last_steps;
+  }
+  VLLM_FORK_INLINE int steps() const { return segments * segment_steps(); }
+  VLLM_FORK_INLINE int blocks() const { return segments * segment_blocks; }
+
+  // Of a block of a segment.
+  VLLM_FORK_INLINE int steps_of(int block) const {
+    return block + 1 < segment_blocks ? kStepsOfBlock : last_steps;
+  }
+};
+
+// One block of the input channels: which steps and channels it is.
+struct BlockPlace {
+  int block;
+  int step;
+  int steps;
+  int64_t channel;
+  int channels;
+
+  VLLM_FORK_INLINE BlockPlace(const ProductShape& shape, const StepCounts& counts, int index)
+      : block(index) {
+    const int segment = index / counts.segment_blocks;
+    const int of_segment = index % counts.segment_blocks;
+    step = segment * counts.segment_steps() + of_segment * kStepsOfBlock;
+    steps = counts.steps_of(of_segment);
+    channel = segment * shape.segment_inputs() + of_segment * kBlock;
+    channels = static_cast<int>(shape.block_inputs(of_segment));
+  }
+};
+
+// The bytes of a packed weight.
+struct WeightTiles {
+  int64_t panels;
+  int64_t steps;
+  int64_t blocks;
+
+  VLLM_FORK_INLINE explicit WeightTiles(const ProductShape& shape)
+      : panels(shape.panels()), steps(StepCounts(shape).steps()), blocks(shape.blocks()) {}
+
+  VLLM_FORK_INLINE int64_t tile_at(int64_t panel, int64_t step) const {
+    return (panel * steps + step) * kWeightTile;
+  }
+
+  // Four channels of an output of a panel, from `channel` of the step on.
+  VLLM_FORK_INLINE int64_t word_at(int64_t panel, int64_t step, int digit, int channel,
+                                   int output) const {
+    const int lane = output % 8 * 4 + channel % kHalf / 4;
+    const int word = channel / kHalf * 2 + output / 8;
+    return tile_at(panel, step) + ((digit * kWarp + lane) * 4 + word) * 4;
+  }
+
+  VLLM_FORK_INLINE int64_t exponents_at(int64_t panel, int64_t block) const {
+    return tile_at(panels, 0) + (panel * blocks + block) * kOutputs;
+  }
+
+  VLLM_FORK_INLINE int64_t bytes() const { return exponents_at(panels, 0); }
+};
+
+// The bytes of the digits of rows: tiles, uint8 [row tiles, steps, kRowTile], and behind them
+// 2^e of each block, float [row tiles, blocks, kRowsOfTile]; NaN in a block that is out of range.
+// What belongs to rows that the last tile lacks does not matter.
+struct RowTiles {
+  int64_t tiles;
+  int64_t steps;
+  int64_t blocks;
+
+  VLLM_FORK_INLINE RowTiles(const ProductShape& shape, int64_t rows)
+      : tiles(divide_up(rows, kRowsOfTile)),
+        steps(StepCounts(shape).steps()),
+        blocks(shape.blocks()) {}
+
+  VLLM_FORK_INLINE int64_t tile_at(int64_t tile, int64_t step) const {
+    return (tile * steps + step) * kRowTile;
+  }
+
+  // Eight channels of a row: octet i of a step has channels 8 i and on.
+  VLLM_FORK_INLINE int64_t octet_at(int64_t row, int64_t step, int digit, int octet) const {
+    const int matrix = digit * 2 + octet / 2;
+    const int line = matrix * kRowsOfTile + static_cast<int>(row % kRowsOfTile);
+    return tile_at(row / kRowsOfTile, step) + line * kHalf + octet % 2 * kOctet;
+  }
+
+  VLLM_FORK_INLINE int64_t scales_at(int64_t tile, int64_t block) const {
+    return tile_at(tiles, 0) + (tile * blocks + block) * kRowsOfTile * 4;
+  }
+
+  VLLM_FORK_INLINE int64_t scale_at(int64_t row, int64_t block) const {
+    return scales_at(row / kRowsOfTile, block) + row % kRowsOfTile * 4;
+  }
+
+  VLLM_FORK_INLINE int64_t bytes() const { return scales_at(tiles, 0); }
+};
+
+}  // namespace vllm_fork

@@ -1,0 +1,98 @@
+// Digits of rows times digits of a weight, on tensor cores: docs/numerics/products.md, 5 and 6.
+//
+// A block of threads computes a tile of the product: some panels of outputs, some tiles of rows.
+// Its warps share the tile out; each has its sums in registers. Digits come to shared memory in
+// chunks of a few steps, several chunks ahead of the one that is multiplied.
+//
+// Where there are too few tiles to occupy the GPU, several blocks of threads share one: each takes
+// an equal part of the segments, whose sum is a whole subtree of the specification's tree of
+// halves. The one that comes last adds these sums; which one that is changes nothing.
+#pragma once
+
+#include "cuda/primitives/device.cuh"
+#include "cuda/primitives/registers.cuh"
+#include "cuda/product/block_sums.cuh"
+#include "cuda/product/chunk_cursor.cuh"
+#include "cuda/product/chunk_queue.cuh"
+#include "cuda/product/tile_results.cuh"
+#include "cuda/product/tile_shape.cuh"
+#include "cuda/product/tree_sums.cuh"
+#include "cuda/product/warp_sums.cuh"
+#include "cuda/product/warpgroup_instructions.cuh"
+
+namespace vllm_fork {
+
+template <class Tile>
+__device__ __forceinline__ void multiply_part(const ProductWork& work, int part,
+                                              Stage<Tile>* stages) {
+  const WarpPlace<Tile> warp;
+  const TilePlace<Tile> place(work, part);
+  ChunkQueue<Tile> queue(work, place, stages);
+  ChunkCursor<Tile::kChunkSteps> at(work.counts, place.split * work.part_segments);
+  BlockSums<Tile> block;
+  TreeSums<Tile> tree;
+  block.clear();
+  tree.clear();
+  for (int segment = 0; segment < work.part_segments;) {
+    const Stage<Tile>& stage = queue.wait();
+    ChunkDigits<Tile> weight;
+    block.begin_chunk(stage, warp, weight);
+    queue.refill(work);
+    block.finish_chunk(weight);
+    if (at.ends_block(work.counts)) {
+      tree.add_block(block, stage, warp);
+      if (at.ends_segment(work.counts)) {
+        tree.end_segment(segment++, work.part_segments, PendingSums<Tile>(work.pending));
+      }
+      block.clear();
+    }
+    at.advance(work.counts);
+    queue.advance();
+  }
+  __syncthreads();  // the stages are free
+  auto& sums = *reinterpret_cast<TileSums<Tile>*>(stages);
+  static_assert(sizeof sums <= Tile::kStages * sizeof(Stage<Tile>));
+  sums.take(tree.own, warp);
+  __syncthreads();
+  hold(part);  // so that the place is computed again, and does not take registers all the time
+  write_sums(work, TilePlace<Tile>(work, part), sums);
+}
+
+// Whether the code that is being compiled can multiply such tiles.
+template <class Tile>
+inline constexpr bool kIsPossible = !Tile::kByWarpgroup || kHasWarpgroups;
+
+// The threads with which a kernel may be launched, which the host can ask for (is_possible): where
+// nothing can be multiplied, too few for any launch, which then fails before it has begun.
+template <class Tile>
+inline constexpr int kMostLaunched = kIsPossible<Tile> ? Tile::kThreads : 1;
+
+// As many blocks of threads as are on the GPU at once share the parts out: so what they need of
+// memory for pending sums is bounded.
+template <class Tile>
+__global__ void __launch_bounds__(kMostLaunched<Tile>, Tile::kResident)
+    multiply_rows_kernel(ProductWork work) {
+  if constexpr (!kIsPossible<Tile>) {
+    stop_kernel();
+  } else {
+    const int blocks = static_cast<int>(gridDim.x);
+    for (int part = static_cast<int>(blockIdx.x); part < work.parts; part += blocks) {
+      multiply_part(work, part, dynamic_shared<Stage<Tile>>());
+      __syncthreads();  // before shared memory is written anew
+    }
+  }
+}
+
+// Whether the code that the current GPU has got of this library can multiply such tiles. If there is
+// none for it at all, launching a kernel says so.
+template <class Tile>
+bool is_possible() {
+  cudaFuncAttributes attributes{};
+  if (cudaFuncGetAttributes(&attributes, multiply_rows_kernel<Tile>) != cudaSuccess) {
+    cudaGetLastError();  // no later launch is to blame
+    return false;
+  }
+  return attributes.maxThreadsPerBlock >= Tile::kThreads;
+}
+
+}  // namespace vllm_fork

@@ -1,0 +1,91 @@
+// Tiles of a product: how large they are, and which of them a block of threads computes.
+#pragma once
+
+#include "cuda/primitives/device.cuh"
+#include "cuda/primitives/tensor_cores.h"
+#include "cuda/product/digit_tiles.cuh"
+#include "cuda/product/octets.cuh"
+#include "cuda/product/product.h"
+
+namespace vllm_fork {
+
+// How a block of threads shares out a tile, and how it comes to shared memory.
+template <int kOutputWarps_, int kRowWarps_, int kPanels_, int kRowTiles_, int kChunkSteps_,
+          int kStages_, int kResident_, TensorCores kCores_>
+struct TileShape {
+  static constexpr int kOutputWarps = kOutputWarps_;  // side by side over outputs
+  static constexpr int kRowWarps = kRowWarps_;        // and over rows
+  static constexpr int kPanels = kPanels_;            // of a warp
+  static constexpr int kRowTiles = kRowTiles_;        // of a warp
+  static constexpr int kChunkSteps = kChunkSteps_;    // that are copied at once
+  static constexpr int kStages = kStages_;            // chunks in shared memory
+  static constexpr int kResident = kResident_;        // blocks a multiprocessor has registers for
+  static constexpr TensorCores kCores = kCores_;
+  static constexpr bool kByWarpgroup = kCores == TensorCores::kInt8Warpgroups;
+  static constexpr int kAllPanels = kOutputWarps * kPanels;
+  static constexpr int kAllRowTiles = kRowWarps * kRowTiles;
+  static constexpr int kThreads = kOutputWarps * kRowWarps * kWarp;
+  static constexpr int kSums = kPanels * kRowTiles * 4;  // of a thread
+};
+
+// A chunk in shared memory. Its scales are there if it ends a block.
+template <class Tile>
+struct Stage {
+  Words4 weights[Tile::kAllPanels][Tile::kChunkSteps][kDigits][kWarp];
+  Words4 rows[Tile::kAllRowTiles][Tile::kChunkSteps][kWarp];
+  float row_scales[Tile::kAllRowTiles][kRowsOfTile];
+  uint8_t weight_exponents[Tile::kAllPanels][kOutputs];
+};
+
+// What all blocks of threads are given; the host has made the divisions.
+struct ProductWork {
+  StepCounts counts;
+  WeightTiles weight_tiles;
+  RowTiles row_tiles;
+  int64_t rows;
+  int64_t outputs;
+  int tiles_over_rows;
+  int tiles_over_outputs;
+  int splits;         // of the segments; divides them
+  int part_segments;  // of each split
+  int parts;          // tiles times splits
+  const uint8_t* weight;
+  const uint8_t* digits;
+  float* partials;        // [splits, rows, outputs]; not used if splits is 1
+  int32_t* counters;      // zeros, one for each tile; not used if splits is 1
+  float* pending;         // see PendingSums; not used if each part has one segment
+  ProductResult result;
+};
+
+// The tiles of a product. Those of the same outputs come one after the other, so that the weight is
+// read from memory once.
+template <class Tile>
+struct TileGrid {
+  int64_t over_rows;
+  int64_t over_outputs;
+
+  TileGrid(const ProductShape& shape, int64_t rows)
+      : over_rows(divide_up(rows, Tile::kAllRowTiles * kRowsOfTile)),
+        over_outputs(divide_up(shape.outputs, Tile::kAllPanels * kOutputs)) {}
+
+  int64_t tiles() const { return over_rows * over_outputs; }
+};
+
+// One of the parts of a product that blocks of threads take: a tile, and of which segments.
+template <class Tile>
+struct TilePlace {
+  int tile;
+  int row_tile;  // the first
+  int panel;     // the first
+  int split;
+
+  __device__ __forceinline__ TilePlace(const ProductWork& work, int part) {
+    const int tiles = work.tiles_over_rows * work.tiles_over_outputs;
+    tile = part % tiles;
+    split = part / tiles;
+    row_tile = tile % work.tiles_over_rows * Tile::kAllRowTiles;
+    panel = tile / work.tiles_over_rows * Tile::kAllPanels;
+  }
+};
+
+}  // namespace vllm_fork

@@ -1,0 +1,1 @@
+#include "cuda/rows/norm.cuh"

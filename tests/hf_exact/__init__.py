@@ -1,0 +1,1 @@
+"""The Transformers model in vLLM's engine."""

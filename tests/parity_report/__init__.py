@@ -1,0 +1,1 @@
+"""Which layers have Hugging Face's bits."""

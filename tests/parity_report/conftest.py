@@ -1,0 +1,3 @@
+from tests.loaded_models import load_model
+
+__all__ = ["load_model"]

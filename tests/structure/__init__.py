@@ -1,0 +1,1 @@
+"""How the project is built: floors, hooks, sizes."""

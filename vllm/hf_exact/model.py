@@ -1,0 +1,208 @@
+"""Runs a Transformers model inside vLLM's engine with the bits that `generate()` gives it.
+
+The model is Hugging Face's own: its modules, its weights, its attention. The engine brings
+scheduling, paging, sampling and serving. What makes bits depend on a batch are shapes: a matrix
+product of many rows rounds differently from one of a single row. So each request is computed at
+the shapes that it has alone in `generate()`: its prompt whole, and then token by token, together
+with others only where that leaves every bit as it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from vllm.forward_context import get_forward_context
+from vllm.hf_compat.request import HFRequest
+from vllm.hf_compat.row_ids import GUIDE, split_row_id
+from vllm.hf_compat.runners import runner_of
+from vllm.hf_exact.adapters import PeftAdapters
+from vllm.hf_exact.alone import Alone, make_pages
+from vllm.hf_exact.grouped_decode import GroupedDecode, can_group
+from vllm.hf_exact.kv_pages import StepMetadata
+from vllm.hf_exact.self_check import equal_group_sizes
+from vllm.logger import init_logger
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = init_logger(__name__)
+
+NO_ADAPTER = 0
+_PREFIX = "hf_exact.layers"
+_DROPPED = "hf_exact_dropped"  # of the runner's requests: tokens that the model's cache has lost
+
+
+class ExactModel(nn.Module):
+    """A Transformers model as vLLM's model runner calls one.
+
+    What it returns as hidden states are places in the list of logits that it keeps for the step.
+
+    Args:
+        model: of Transformers, as `generate()` would run it.
+        vllm_config: of the engine.
+
+    Attributes:
+        group_sizes: for each adapter, how many of its requests can be computed together.
+        adapters: None if LoRA is not enabled.
+    """
+
+    def __init__(self, model: PreTrainedModel, vllm_config: VllmConfig) -> None:
+        super().__init__()
+        self.model = model
+        self._vllm_config = vllm_config
+        self._vocab_size = vllm_config.model_config.get_vocab_size()
+        self.layers = make_pages(model)
+        context = vllm_config.compilation_config.static_forward_context
+        for i, layer in enumerate(self.layers):
+            context[f"{_PREFIX}.{i}"] = layer
+        self.alone = Alone(model, self.layers)
+        self.grouped = GroupedDecode(model, self.layers) if can_group(model) else None
+        self.group_sizes: dict[int, list[int]] = {}
+        self._logits: list[torch.Tensor] = []
+        self.adapters: PeftAdapters | None = None
+        if (config := vllm_config.lora_config) is not None:
+            self.adapters = PeftAdapters(model, config, on_load=self._try_groups)
+        self._try_groups(NO_ADAPTER)
+
+    def _try_groups(self, adapter_id: int) -> None:
+        """Find out how many requests with an adapter, which is active, can be computed together."""
+        sizes: list[int] = []
+        if self.grouped is not None:
+            self.grouped.stand_in()
+            sizes = equal_group_sizes(
+                self.grouped, self.alone, self.layers, self._vocab_size, self.model.device
+            )
+        self.group_sizes[adapter_id] = sizes
+        name = type(self.model).__name__ + (f" with adapter {adapter_id}" if adapter_id else "")
+        if sizes:
+            most = sizes[0]
+            logger.info(
+                'hf_compat="exact": up to %d requests of %s are computed together.', most, name
+            )
+        else:
+            logger.warning('hf_compat="exact": %s is computed one request at a time.', name)
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Return embeddings [num_tokens, hidden_size] (``VllmModel.embed_input_ids``)."""
+        return self.model.get_input_embeddings()(input_ids)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        intermediate_tensors: object = None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Compute a step (``VllmModel.forward``).
+
+        Args:
+            input_ids: int [num_tokens], of all requests.
+            positions: not looked at; they follow from the requests.
+            intermediate_tensors: None.
+            inputs_embeds: None.
+
+        Returns:
+            float32 [num_tokens, 1], the place of each token's logits, if it has any.
+        """
+        places = torch.zeros(len(input_ids), 1, device=input_ids.device)
+        metadata = get_forward_context().attn_metadata
+        self._logits = []
+        if not metadata:  # vLLM measures memory
+            return places
+        step: StepMetadata = metadata[f"{_PREFIX}.0"]
+        num_new = [stop - start for start, stop in zip(step.starts, step.starts[1:], strict=False)]
+        adapters = self._adapters_of(len(num_new))
+        for adapter_id in sorted(set(adapters)):
+            own = {i: num for i, num in enumerate(num_new) if num and adapters[i] == adapter_id}
+            if self.adapters is not None:
+                self.adapters.activate(adapter_id)
+            self._advance_all(own, self.group_sizes[adapter_id], step, places)
+        return places
+
+    def _adapters_of(self, num_requests: int) -> list[int]:
+        """Return the adapter of each request of the batch."""
+        if self.adapters is None:
+            return [NO_ADAPTER] * num_requests
+        batch = runner_of(self._vllm_config).input_batch
+        return batch.request_lora_mapping[:num_requests].tolist()
+
+    def _advance_all(
+        self, num_new: dict[int, int], sizes: list[int], step: StepMetadata, places: torch.Tensor
+    ) -> None:
+        """Compute requests, each with a number of new tokens, that share an adapter."""
+        one_each = [i for i, num in num_new.items() if num == 1 and step.seq_lens[i] > 1]
+        together = _groups(one_each, sizes)
+        for group in together:
+            self._keep(places, [step.starts[i] for i in group], self._advance_group(group, step))
+        grouped = {i for group in together for i in group}
+        for i, num in num_new.items():
+            if i not in grouped:
+                self._advance(i, num, step, places)
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Return the logits of some tokens (``VllmModel.compute_logits``).
+
+        Args:
+            hidden_states: float32 [num_tokens, 1], rows of what `forward` returned.
+
+        Returns:
+            [num_tokens, vocab_size], in the model's dtype.
+        """
+        if not self._logits:
+            return hidden_states.new_zeros(len(hidden_states), self._vocab_size)
+        return torch.cat([self._logits[place] for place in hidden_states[:, 0].long().tolist()])
+
+    def _keep(self, places: torch.Tensor, tokens: list[int], logits: torch.Tensor) -> None:
+        """Keep logits [len(tokens), vocab_size], and write down where."""
+        for token, row in zip(tokens, logits.split(1), strict=True):
+            places[token] = len(self._logits)
+            self._logits.append(row)
+
+    def _advance_group(self, group: list[int], step: StepMetadata) -> torch.Tensor:
+        """Compute the newest token of each request of a group; return their logits."""
+        assert self.grouped is not None
+        batch = runner_of(self._vllm_config).input_batch
+        positions = [step.seq_lens[i] - 1 for i in group]
+        newest = torch.from_numpy(batch.token_ids_cpu[group, positions].astype("int64"))
+        return self.grouped(newest.to(step.block_table.device), step.block_table[group], positions)
+
+    def _advance(self, i: int, num_new: int, step: StepMetadata, places: torch.Tensor) -> None:
+        """Compute the tokens of one request, and keep its logits."""
+        runner = runner_of(self._vllm_config)
+        seq_len, start, blocks = step.seq_lens[i], step.starts[i], step.block_table[i]
+        row = runner.input_batch.token_ids_cpu[i : i + 1, :seq_len]
+        token_ids = torch.from_numpy(row.astype("int64")).to(blocks.device)
+        request = runner.requests[runner.input_batch.req_ids[i]]
+        known = seq_len - num_new
+        if not known and request.req_id in runner.num_prompt_logprobs:
+            self._keep(places, [*range(start, start + num_new)], self.alone.all_logits(token_ids))
+        # After a preemption, what had been generated comes token by token, as it did before.
+        first = known + 1 if known else min(_prompt_len(request), seq_len)
+        dropped = getattr(request, _DROPPED, 0) if known else 0
+        for stop in range(first, seq_len + 1):
+            logits, dropped = self.alone(token_ids[:, :stop], known, blocks, dropped)
+            known = stop
+        setattr(request, _DROPPED, dropped)
+        self._keep(places, [start + num_new - 1], logits)
+
+
+def _groups(requests: list[int], sizes: list[int]) -> list[list[int]]:
+    """Split requests into groups of the proven sizes; some may be left over."""
+    groups, first = [], 0
+    for size in sizes:
+        while len(requests) - first >= size:
+            groups.append(requests[first : first + size])
+            first += size
+    return groups
+
+
+def _prompt_len(request: Any) -> int:
+    """Return how many tokens `generate()` computes at once."""
+    hf_request = HFRequest.of(request.sampling_params)
+    if hf_request.is_guided and split_row_id(request.req_id)[1] == GUIDE:
+        return len(hf_request.negative_prompt_ids or [0])
+    return int(request.num_prompt_tokens)

@@ -1,0 +1,18 @@
+"""``vllm.config``: what a model's and an engine's configuration ask of the flags."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm.fork.flags import ForkFlags
+from vllm.hf_numerics.float16 import allows_float16
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+__all__ = ["allows_float16", "needs_v1_runner"]
+
+
+def needs_v1_runner(vllm_config: VllmConfig) -> bool:
+    """Return whether a flag needs the V1 model runner, for which the fork's samplers are."""
+    return ForkFlags.of(vllm_config).has_sampler

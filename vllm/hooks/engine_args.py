@@ -1,0 +1,61 @@
+"""``vllm.engine.arg_utils``: the fork's arguments of an engine, and what they ask of the others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm.deterministic import engine_args as deterministic
+from vllm.fork.attention_backend import check_attention_backend
+from vllm.fork.compiler import do_without_compiler
+from vllm.fork.decode_graphs import normalise_compilation_config
+from vllm.fork.flags import FlagValue, ForkFlags, add_cli_args
+from vllm.fork.missing_packages import naming_missing_packages
+from vllm.fork.system_libraries import check_system_libraries
+from vllm.fork.weight_updates import check_weight_transfer
+from vllm.hf_compat.engine_config import use_hf_semantics
+from vllm.hf_numerics import engine_args as hf_numerics
+from vllm.hf_numerics.float16 import with_hf_float16
+from vllm.parity_report.settings import note_settings
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+__all__ = [
+    "FlagValue",
+    "ForkFlags",
+    "add_cli_args",
+    "naming_missing_packages",
+    "prepare_engine_args",
+    "prepare_engine_config",
+    "with_hf_float16",
+]
+
+
+def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
+    """Change the arguments as the flags need it, in place; nothing without flags.
+
+    Raises:
+        ValueError: an argument does not go with a flag, or with the platform, or the system lacks
+            a library or, where code is to be compiled, a compiler.
+    """
+    check_system_libraries()
+    if flags.hf_compat or flags.deterministic:
+        normalise_compilation_config(args)
+    check_attention_backend(args)
+    deterministic.prepare_engine_args(args, flags)
+    hf_numerics.prepare_engine_args(args, flags)
+    check_weight_transfer(args, flags)
+    do_without_compiler(args)
+
+
+def prepare_engine_config(vllm_config: VllmConfig) -> None:
+    """Check that hf_compat can be honoured, and make HF's defaults the engine's; no-op if off.
+
+    Raises:
+        ValueError: the configuration asks for something that hf_compat cannot answer like HF,
+            or with other bits and ``hf_compat="strict"``.
+    """
+    if ForkFlags.of(vllm_config).hf_compat:
+        use_hf_semantics(vllm_config)
+        note_settings(vllm_config)

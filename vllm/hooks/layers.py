@@ -1,0 +1,37 @@
+"""``vllm.model_executor.model_loader``: how the layers of a new model compute, chosen once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from vllm.fork.flags import ForkFlags
+from vllm.hf_numerics.formulas import use_hf_formulas
+from vllm.hf_numerics.layers import use_hf_layers
+from vllm.parity_report.report import check_layers
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+def prepare_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
+    """Make the layers of `model`, which is not loaded yet, compute what the flags ask for.
+
+    Models that hold other models come here several times; what is prepared stays as it is.
+
+    Raises:
+        ValueError: a layer cannot compute it; see `split_projections`, `use_portable_layers` and
+            `check_layers`.
+    """
+    flags = ForkFlags.of(vllm_config)
+    if flags.hf_compat:
+        use_hf_formulas(model, vllm_config)
+    if flags.is_portable:
+        # Not before a model is made: models import what imports this module.
+        from vllm.deterministic.layers import use_portable_layers
+
+        use_portable_layers(model, vllm_config)
+    else:
+        use_hf_layers(model, vllm_config)
+    check_layers(model, vllm_config)

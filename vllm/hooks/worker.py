@@ -1,0 +1,31 @@
+"""``vllm.v1.worker``: its memory, what is checked when it is ready, and its report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from vllm.deterministic.check import check_portable_runner
+from vllm.fork.cpu_memory import fitting_cpu_memory
+from vllm.fork.flags import ForkFlags
+from vllm.fork.weight_updates import refuse_weight_updates
+from vllm.parity_report.report import log_report, worker_rows
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+__all__ = ["check_runner", "fitting_cpu_memory", "worker_rows"]
+
+
+def check_runner(runner: GPUModelRunner) -> None:
+    """Check the device's bits and the model's operations in deterministic mode, refuse changes of
+    the weights with each flag that does not go with them, and log with hf_compat which layers have
+    Hugging Face's bits; nothing without flags.
+
+    Raises:
+        ValueError: see `check_portable_runner`.
+        RuntimeError: likewise.
+    """
+    if ForkFlags.of(runner.vllm_config).is_portable:
+        check_portable_runner(runner)
+    refuse_weight_updates(runner)
+    log_report(runner)
