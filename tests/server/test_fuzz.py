@@ -6,10 +6,9 @@ import json
 import random
 import re
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from tests.server.witness import NUM_CLIENTS, Canary, post, undisturbed
+from tests.server.witness import Canary, failures_of, post
 from tests.sizes import size
 from vllm.hf_compat.body import GenerationFields
 
@@ -257,18 +256,16 @@ def failure(address: str, path: str, data: bytes) -> str | None:
 
 
 def test_no_body_is_a_server_error(server: str, canary: Canary) -> None:
-    with undisturbed(server, canary), ThreadPoolExecutor(NUM_CLIENTS) as pool:
-        found = pool.map(
-            lambda seed: failure(server, *body(random.Random(seed))), range(NUM_BODIES)
-        )
-        failures = [text for text in found if text]
+    failures = failures_of(
+        lambda seed: failure(server, *body(random.Random(seed))), range(NUM_BODIES), server, canary
+    )
     assert not failures, "\n".join(failures[:20])
 
 
 def test_no_number_is_a_server_error(server: str, canary: Canary) -> None:
     """Extreme values in every field that has numbers, one at a time."""
     bodies = random.Random(0).sample(extreme_bodies(), NUM_EXTREMES)
-    with undisturbed(server, canary), ThreadPoolExecutor(NUM_CLIENTS) as pool:
-        found = pool.map(lambda data: failure(server, "/v1/completions", data), bodies)
-        failures = [text for text in found if text]
+    failures = failures_of(
+        lambda data: failure(server, "/v1/completions", data), bodies, server, canary
+    )
     assert not failures, "\n".join(failures[:20])

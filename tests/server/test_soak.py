@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import random
 import socket
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.server.witness import NUM_CLIENTS, Canary, post, undisturbed
+from tests.server.witness import Canary, failures_of, post
 from tests.sizes import size
 
 NUM_REQUESTS = size(400, 20_000)
@@ -66,7 +65,5 @@ def failure(address: str, seed: int) -> str | None:
 
 
 def test_short_requests_and_aborts(server: str, canary: Canary) -> None:
-    with undisturbed(server, canary), ThreadPoolExecutor(NUM_CLIENTS) as pool:
-        found = pool.map(lambda seed: failure(server, seed), range(NUM_REQUESTS))
-        failures = [text for text in found if text]
+    failures = failures_of(lambda seed: failure(server, seed), range(NUM_REQUESTS), server, canary)
     assert not failures, "\n".join(failures[:20])

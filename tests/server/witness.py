@@ -7,21 +7,24 @@ import json
 import re
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Event
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import psutil
 
 from tests.sizes import IS_LONG, size
 
+T = TypeVar("T")
+
 END_LIMIT_S = 60
 NUM_CLIENTS = size(16, 4)
 """At once; few where times are looked at, for a full server is slower for everybody."""
-MOST_GROWTH = (256 + 192) << 20
-"""Bytes: the KV cache, whose pages nobody has touched yet, and what allocators keep."""
+MOST_GROWTH = 64 << 20
+"""Bytes, after the first requests: these touch the pages of the KV cache, and fill allocators."""
 
 
 def post(address: str, path: str, data: bytes) -> tuple[int, bytes]:
@@ -63,6 +66,21 @@ class Canary:
         self.ask()
         while not self.is_over.is_set():
             self.ask()
+
+
+def failures_of(
+    send: Callable[[T], str | None], requests: Sequence[T], address: str, canary: Canary
+) -> list[str]:
+    """Return what is wrong with the answers to many requests, sent by several clients.
+
+    Nobody is to be disturbed by them, see `undisturbed`. The first of the requests come before.
+    """
+    first = len(requests) // 5
+    with ThreadPoolExecutor(NUM_CLIENTS) as pool:
+        found = [*pool.map(send, requests[:first])]
+        with undisturbed(address, canary):
+            found += pool.map(send, requests[first:])
+    return [text for text in found if text]
 
 
 @contextmanager

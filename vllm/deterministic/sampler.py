@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from vllm.config.model import LogprobsMode
+from vllm.fork.uncompiled_logprobs import UncompiledLogprobs
 from vllm.fork_ops.portable_logits import portable_argmax, portable_log_softmax, portable_top_k
 from vllm.fork_ops.portable_sampling import portable_draw, portable_filter
 from vllm.sampling_params import SamplingParams
@@ -29,7 +30,7 @@ _GREEDY_BELOW = 1e-5
 """Temperatures that vLLM takes for 0."""
 
 
-class PortableSampler(Sampler):
+class PortableSampler(UncompiledLogprobs):
     """``Sampler`` of vLLM with specified choices, draws and logprobs.
 
     Args:

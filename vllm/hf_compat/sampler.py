@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from vllm.config.model import LogprobsMode
+from vllm.fork.uncompiled_logprobs import UncompiledLogprobs
 from vllm.hf_compat.batch import Batch, Group, Rows
 from vllm.hf_compat.beam_search import BeamSearch
 from vllm.hf_compat.draws import NoProbabilityError, draw_tokens
@@ -40,7 +41,7 @@ def take_outputs(sampler: Sampler) -> dict[str, dict[str, Any]] | None:
     return sampler.take_outputs() if isinstance(sampler, HFSampler) else None
 
 
-class HFSampler(Sampler):
+class HFSampler(UncompiledLogprobs):
     """Chooses tokens as HF does; vLLM's own processors, which HF does not have, come before."""
 
     def __init__(self, runner: GPUModelRunner, upstream: Sampler) -> None:
