@@ -115,6 +115,15 @@ def test_everything_but_text_is_refused_by_name(
         assert create_error_response(raised.value).error.code == 400
 
 
+@pytest.mark.parametrize(("flags", "flag"), FLAGS, ids=[flag for _, flag in FLAGS])
+def test_a_model_of_text_alone_is_shown_nothing_else(flags: dict[str, Any], flag: str) -> None:
+    """Nor is it fetched: an address that nobody has is no error."""
+    one = InputProcessor(engine_config(MODEL, **flags))
+    with pytest.raises(VLLMValidationError) as raised:
+        render_chat(one, {"type": "image_url", "image_url": {"url": "http://nobody.invalid/"}})
+    assert str(raised.value) == "The model takes text alone: leave images out of the request."
+
+
 @pytest.mark.parametrize("flags", [{}, {"hf_compat": True}, {"deterministic": True}], ids=str)
 def test_text_alone_goes_on(
     processor: Callable[..., InputProcessor], flags: dict[str, Any]

@@ -18,6 +18,7 @@ from transformers import (
 
 from tests.hf_compat.test_parity import as_prompts, token_ids
 from tests.reference import generate, generate_batch
+from vllm.exceptions import VLLMValidationError
 from vllm.hf_compat.answers import HFOutput, compute_transition_scores
 from vllm.hf_compat.call import GenerateCall
 
@@ -287,6 +288,29 @@ def test_keyword_arguments_complete_a_configuration(
     )
     assert token_ids(outputs) == expected
     assert config.no_repeat_ngram_size is None
+
+
+@pytest.mark.parametrize("fields", [{}, SAMPLED | {"seed": 3}, {"num_beams": 3}], ids=str)
+def test_chats_take_them_too(
+    engine: LLM,
+    hf_model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    fields: dict[str, Any],
+) -> None:
+    """The bundled model has no template, so each message is its text."""
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    texts = ["def f(x):", "import os\n"]
+    chats: list[Any] = [[{"role": "user", "content": text}] for text in texts]
+    fields = {"max_new_tokens": 12, "repetition_penalty": 1.2, **fields}
+    outputs = engine.chat(chats, chat_template=template, use_tqdm=False, **fields)
+    rows = [
+        tokenizer.apply_chat_template(one, chat_template=template)["input_ids"] for one in chats
+    ]
+    expected = [hf_rows(hf_model, [row], **fields)[0] for row in rows]
+    assert [output.prompt_token_ids for output in outputs] == rows
+    assert all_token_ids(outputs) == expected
+    with pytest.raises(VLLMValidationError, match="as_batch needs prompts of text or token ids"):
+        engine.chat(chats, chat_template=template, use_tqdm=False, as_batch=True)
 
 
 def test_prompt_lookup_is_greedy_search(

@@ -6,6 +6,7 @@ import json
 import urllib.error
 import urllib.request
 
+import pytest
 from fastapi import FastAPI
 from transformers import GenerationConfig
 
@@ -67,3 +68,10 @@ def test_the_flag_changes_the_bodies_alone() -> None:
     text = json.dumps(ours["paths"], sort_keys=True)
     assert text.count("HFCompletionRequest") == text.count("HFChatCompletionRequest") == 1
     assert text.replace("/HF", "/") == json.dumps(upstream["paths"], sort_keys=True)
+
+
+@pytest.mark.parametrize("flag", ["--max-num-beams=8", "--no-strict-body"])
+def test_flags_of_bodies_are_refused_without_the_flag(flag: str) -> None:
+    with pytest.raises(ValueError, match="is about the bodies of --hf-compat: add that flag"):
+        app_with(flag)
+    app_with("--hf-compat", flag)

@@ -66,6 +66,24 @@ class ServerFlags:
         given = vars(args)
         return cls(**{f.name: given[f.name] for f in fields(cls) if f.name in given})
 
+    def check(self) -> None:
+        """Refuse what counts with hf_compat alone, and is set without it.
+
+        Raises:
+            ValueError: names the flag.
+        """
+        if self.hf_compat:
+            return
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if value != one.default:
+                name = one.name.replace("_", "-")
+                flag = f"--no-{name}" if value is False else f"--{name}"
+                raise ValueError(
+                    f"{flag} is about the bodies of --hf-compat: add that flag, or leave this one "
+                    "out."
+                )
+
 
 class _Default(int):
     """A ``--shutdown-timeout`` that nobody has chosen."""

@@ -63,11 +63,11 @@ def check_inputs(vllm_config: VllmConfig, *inputs: Any) -> None:
 
 
 def check_modalities(vllm_config: VllmConfig, names: Iterable[str]) -> None:
-    """Refuse all that is named, with a flag that promises what an answer is.
+    """Refuse all that is named, with a flag that promises what an answer is: before anything is
+    fetched, also for a model that takes text alone.
 
     Args:
-        vllm_config: of the engine; without flags nothing is refused, and vLLM itself says that a
-            model takes text alone.
+        vllm_config: of the engine; without flags nothing is refused here.
         names: of modalities, or of fields that hold them: "image", for one, or "audio_url".
 
     Raises:
@@ -76,15 +76,16 @@ def check_modalities(vllm_config: VllmConfig, names: Iterable[str]) -> None:
     flags = ForkFlags.of(vllm_config)
     if not (flags.hf_compat or flags.is_portable):
         return
-    if not vllm_config.model_config.is_multimodal_model:
-        return
     found = {_said(name) for name in names}
     if not found:
         return
+    said = " and ".join(sorted(found))
+    if not vllm_config.model_config.is_multimodal_model:
+        raise VLLMValidationError(f"The model takes text alone: leave {said} out of the request.")
     flag = flags.hf_compat_as_given if flags.hf_compat else "deterministic=True"
     raise VLLMValidationError(
-        f"{flag} answers text alone, and promises nothing about {' and '.join(sorted(found))}: "
-        "leave them out of the request, or the flag out of the engine."
+        f"{flag} answers text alone, and promises nothing about {said}: leave them out of the "
+        "request, or the flag out of the engine."
     )
 
 

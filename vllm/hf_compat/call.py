@@ -177,11 +177,11 @@ def _did_you_mean(name: str, config: GenerationConfig) -> str:
 def params_of_call(
     llm: LLM, prompts: Any, given: Any, arguments: dict[str, Any]
 ) -> SamplingParams | list[SamplingParams]:
-    """Return the parameters of ``llm.generate(prompts, given, **arguments)``.
+    """Return the parameters of ``llm.generate(prompts, given, **arguments)``, or of ``llm.chat``.
 
     Args:
         llm: the engine.
-        prompts: as in ``LLM.generate``.
+        prompts: as in ``LLM.generate``; or the messages of chats, which have no ``as_batch``.
         given: None, a ``GenerationConfig``, or one for each prompt.
         arguments: keyword arguments of HF's `generate()`, ``seed`` and ``as_batch``.
 
@@ -192,8 +192,8 @@ def params_of_call(
     frontend = llm.input_processor.hf_compat
     if frontend is None:
         raise TypeError(
-            f"LLM.generate() got an unexpected keyword argument {sorted(arguments)[0]!r}: the "
-            "arguments of Transformers' generate() need LLM(..., hf_compat=True)."
+            f"LLM got an unexpected keyword argument {sorted(arguments)[0]!r}: the arguments of "
+            "Transformers' generate() need LLM(..., hf_compat=True)."
         )
     arguments = dict(arguments)
     if (config := arguments.pop("generation_config", None)) is not None:
@@ -268,6 +268,9 @@ def _num_tokens(tokenizer: Any, prompt: Any) -> int:
         prompt = prompt.get("prompt_token_ids", prompt.get("prompt"))
     if isinstance(prompt, str):
         return len(tokenizer(prompt)["input_ids"])
-    if isinstance(prompt, Sequence):
+    if isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt):
         return len(prompt)
-    raise VLLMValidationError("as_batch needs prompts of text or token ids.")
+    raise VLLMValidationError(
+        "as_batch needs prompts of text or token ids, and their lengths in an HF batch: for chats, "
+        "give what the tokenizer's apply_chat_template() returns to LLM.generate()."
+    )

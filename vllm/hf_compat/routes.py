@@ -92,8 +92,12 @@ def accept_hf_bodies(app: FastAPI, args: Namespace) -> None:
     Args:
         app: the server, with all its routes.
         args: its command line; nothing happens without ``--hf-compat``.
+
+    Raises:
+        ValueError: it has flags of bodies that only ``--hf-compat`` has.
     """
     flags = ServerFlags.of(args)
+    flags.check()
     if not flags.hf_compat:
         return
     routes = app.router.routes
