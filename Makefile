@@ -16,11 +16,13 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-com
 # Of every promise something, in less than five minutes: one engine, the server, all processors, the
 # kernels on this machine's CPU, the checks of the installation.
 FAST_TESTS := $(addprefix tests/, $(addprefix hf_compat/test_, body.py defaults.py draws.py \
-	generate.py kv_fork.py processors.py refusals.py scheduler.py) $(addprefix hf_numerics/test_, \
-	attention.py linear.py model_attention.py) $(addprefix deterministic/test_, attach.py \
-	attach_layers.py attach_refusals.py lora.py) $(addprefix kernels/test_, draw_tokens.py \
-	mark_seen_tokens.py paged_sdpa.py portable_attention.py portable_functions.py \
-	portable_product.py portable_rotary.py portable_vocabulary.py repetition_penalty.py) \
+	generate.py kv_copy_on_write.py processors.py refusals.py scheduler.py) \
+	$(addprefix hf_numerics/test_, attention.py linear.py model_attention.py) $(addprefix deterministic/test_, attach.py \
+	attach_layers.py attach_refusals.py lora.py) $(addprefix kernels/, logits/test_draw_tokens.py \
+	logits/test_mark_seen_tokens.py attention/test_paged_sdpa.py \
+	attention/test_portable_attention.py rows/test_portable_functions.py \
+	product/test_portable_product.py rows/test_portable_rotary.py \
+	logits/test_portable_vocabulary.py logits/test_repetition_penalty.py) \
 	server/test_fuzz.py server/test_openai_server.py parity/test_parity_command.py \
 	fork/test_flags.py fork/test_slot_mapping.py $(addprefix distribution/test_, checks.py \
 	fetch.py make.py metadata.py other_wheel.py patches_cli.py series.py tree.py))

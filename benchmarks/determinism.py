@@ -3,7 +3,7 @@
     python -m benchmarks.determinism [MODEL] [--dtypes bfloat16 float16]
 
 32 prompts x 16 greedy tokens, with all logits. Each circumstance (a batch, chunks, a cache,
-threads, an instruction set, cards, ...) is an engine in a process of its own, in deterministic
+threads, an instruction set, ranks, ...) is an engine in a process of its own, in deterministic
 mode and, with the same arguments, as upstream; an answer counts if its tokens and the bits of all
 its logits are those of the same prompt asked alone. Their digests are kept with the
 numbers, so that every machine and every later version is held to the same bits.
@@ -67,7 +67,7 @@ CIRCUMSTANCES = {
     "AVX-512": Circumstance(environment={"VLLM_FORK_CPU_ISA": "avx512"}),
     "AVX2": Circumstance(environment={"VLLM_FORK_CPU_ISA": "avx2"}),
     "no vector instructions": Circumstance(environment={"VLLM_FORK_CPU_ISA": "scalar"}),
-    "two cards": Circumstance({"tensor_parallel_size": 2}, {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}),
+    "two ranks": Circumstance({"tensor_parallel_size": 2}, {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}),
 }
 
 

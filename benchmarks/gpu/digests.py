@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks.gpu.differences import Comparison
-from benchmarks.gpu.measurements import ROOT
-
-TESTS = ROOT / "tests" / "kernels"
 
 
 def compared(expected: Mapping[str, str], found: Mapping[str, str]) -> dict[str, Any]:
@@ -49,8 +45,7 @@ def self_check(device: str) -> Iterator[dict[str, Any]]:
 
 def operations(device: str) -> Iterator[dict[str, Any]]:
     """Compare all results of ``tests/kernels/portable_digests.py``."""
-    sys.path.insert(0, str(TESTS))
-    import portable_digests
+    from tests.kernels import portable_digests
 
     expected: dict[str, str] = json.loads(portable_digests.EXPECTED.read_text())
     yield compared(expected, portable_digests.digests(device))

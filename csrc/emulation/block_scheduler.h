@@ -31,7 +31,7 @@ namespace vllm_fork::emulation {
 
 constexpr int kWarpThreads = 32;
 constexpr int kMostThreads = 1024;
-constexpr size_t kMostSharedBytes = 99 * 1024;  // of a block, on the cards that have least
+constexpr size_t kMostSharedBytes = 99 * 1024;  // of a block, on the GPUs that have least
 constexpr size_t kStackBytes = 128 * 1024;      // of a thread
 constexpr size_t kGuardBytes = 64;
 constexpr int kGuard = 0xa5;

@@ -19,7 +19,7 @@ from transformers import LlamaConfig
 
 from tests.deterministic.models import bundled_model, random_model, token_ids
 from vllm.deterministic import attach
-from vllm.deterministic.rope_config import frequencies_of
+from vllm.deterministic.positions.rope_config import frequencies_of
 
 FILES = {
     "frequencies": Path(__file__).with_name("rope_digests.json"),

@@ -3,14 +3,14 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.kernels.portable_product_reference import (
+from tests.kernels.portable_reference import FUNCTIONS, exp, log_softmax, ranking
+from tests.kernels.product.portable_product_reference import (
     Floats,
     exponents_of,
     product_bits,
     rounded_bits,
     statistics_of,
 )
-from tests.kernels.portable_reference import FUNCTIONS, exp, log_softmax, ranking
 
 LEAST_EXPONENTIAL = np.float32(2.0**-32)
 LEAST_PRODUCT = np.float32(2.0**-102)

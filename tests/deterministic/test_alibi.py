@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from vllm.deterministic import layers
-from vllm.deterministic.alibi import portable_slopes
+from vllm.deterministic.positions.alibi import portable_slopes
 from vllm.model_executor.models.bloom import _get_alibi_slopes
 
 

@@ -48,7 +48,7 @@ def model(case: str, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
 
 
 def test_the_start_up_check() -> None:
-    """All groups, where a CPU computes some; see tests/kernels/test_self_check_paths.py."""
+    """All groups, where a CPU computes some; see tests/kernels/product/test_self_check_paths.py."""
     with emulated_gpu() as gpu:
         assert dict(digests(GPU)) == EXPECTED
         assert gpu.calls["portable_digits_product"] == 6

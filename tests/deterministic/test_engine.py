@@ -1,4 +1,4 @@
-"""Engines in deterministic mode: the same logits whatever the batch, the cache, drafts and cards.
+"""Engines in deterministic mode: the same logits whatever the batch, the cache, drafts and ranks.
 
 Expected are those of the model in Transformers under the same kernels, computed without a cache,
 one text at a time.
@@ -89,7 +89,7 @@ def generate(llm: LLM, prompts: list[list[int]], **arguments: Any) -> list[Any]:
         },
         {"tensor_parallel_size": 2, "max_num_batched_tokens": 300, "dtype": "float16"},
     ],
-    ids=["little-memory", "two-cards-float16"],
+    ids=["little-memory", "two-ranks-float16"],
 )
 def engine(request: pytest.FixtureRequest) -> Iterator[LLM]:
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Mixtures of experts: the bits of the reference, whatever the batch and the cards; refusals."""
+"""Mixtures of experts: the bits of the reference, whatever the batch and the ranks; refusals."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.deterministic import experts_reference as reference
 from tests.kernels.portable_cases import as_floats, assert_same, bits, numbers
 from tools.make_random_model import make_random_model
 from vllm.deterministic.equalisation import exponents_of_columns, exponents_of_rows
-from vllm.deterministic.experts import PackedExperts, weighted_sums
-from vllm.deterministic.routing import route
+from vllm.deterministic.mixtures.experts import PackedExperts, weighted_sums
+from vllm.deterministic.mixtures.routing import route
 from vllm.fork_ops.portable_functions import Function
 from vllm.fork_ops.portable_product import pack_weight, sum_partials
 
@@ -42,18 +42,18 @@ def parameters(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def packed(
-    dtype: torch.dtype, function: Function = Function.SILU, cards: int = 1, card: int = 0
+    dtype: torch.dtype, function: Function = Function.SILU, ranks: int = 1, rank: int = 0
 ) -> PackedExperts:
-    """What a card has of the experts; their exponents are those of whole weights."""
+    """What a rank has of the experts; their exponents are those of whole weights."""
     gate_up, down = parameters(dtype)
     first = exponents_of_rows(gate_up, 1)
-    second = exponents_of_columns(down, 1, 0).chunk(cards, dim=1)[card]
+    second = exponents_of_columns(down, 1, 0).chunk(ranks, dim=1)[rank]
     gate, up = gate_up.chunk(2, dim=1)
-    rows = [part.chunk(cards, dim=1)[card] for part in (gate, up)]
-    columns = down.chunk(cards, dim=2)[card].contiguous()
+    rows = [part.chunk(ranks, dim=1)[rank] for part in (gate, up)]
+    columns = down.chunk(ranks, dim=2)[rank].contiguous()
     return PackedExperts(
         [pack_weight(w, e) for w, e in zip(torch.cat(rows, dim=1), first, strict=True)],
-        [pack_weight(w, e.contiguous(), parts=cards) for w, e in zip(columns, second, strict=True)],
+        [pack_weight(w, e.contiguous(), parts=ranks) for w, e in zip(columns, second, strict=True)],
         function,
     )
 
@@ -117,11 +117,11 @@ def test_tokens_alone_and_together() -> None:
     assert_same(experts.outputs(x[shuffled], indices[shuffled]), together[shuffled])
 
 
-@pytest.mark.parametrize("cards", [2, 4, 8])
-def test_experts_that_cards_share(cards: int) -> None:
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_experts_that_ranks_share(ranks: int) -> None:
     x = numbers(21, HIDDEN, seed=10, dtype=torch.bfloat16, scale=4.0)
     _, indices = route(router_logits(21, torch.bfloat16), CHOSEN, is_renormalised=True)
-    parts = [packed(torch.bfloat16, cards=cards, card=i).outputs(x, indices) for i in range(cards)]
+    parts = [packed(torch.bfloat16, ranks=ranks, rank=i).outputs(x, indices) for i in range(ranks)]
     whole = sum_partials(torch.stack(parts).flatten(1, 2)).view_as(parts[0])
     assert_same(whole, packed(torch.bfloat16).outputs(x, indices))
 
@@ -222,7 +222,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def started(folder: Path, cards: int) -> Iterator[LLM]:
+def started(folder: Path, ranks: int) -> Iterator[LLM]:
     """A step has fewer tokens than a batch of prompts."""
     from vllm import LLM
 
@@ -236,7 +236,7 @@ def started(folder: Path, cards: int) -> Iterator[LLM]:
         max_num_seqs=16,
         kv_cache_memory_bytes=1 << 26,
         enable_prefix_caching=False,
-        tensor_parallel_size=cards,
+        tensor_parallel_size=ranks,
     )
     yield llm
     llm.llm_engine.engine_core.shutdown()
@@ -285,7 +285,7 @@ def test_attached_to_transformers(engine: LLM, folder: Path) -> None:
         assert_same(model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1], logits)
 
 
-def test_two_cards(engine: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks(engine: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     with started(folder, 2) as other:
         found = logits_of(other, PROMPTS)

@@ -14,8 +14,8 @@ from vllm.deterministic import engine_args
 from vllm.engine.arg_utils import EngineArgs
 from vllm.fork.flags import ForkFlags
 from vllm.hf_numerics import engine_args as hf_engine_args
-from vllm.hf_numerics import row_linear
-from vllm.hf_numerics.row_linear import RowPlan
+from vllm.hf_numerics import single_row_products
+from vllm.hf_numerics.single_row_products import RowPlan
 from vllm.platforms.interface import UnspecifiedPlatform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
@@ -188,12 +188,12 @@ def test_blocks_of_weights_are_for_the_caches_of_a_cpu(
     with emulated_gpu():
         if device == GPU:
             layer, rows = to_gpu(layer), rows.to(GPU)
-        monkeypatch.setattr(row_linear, "_cancelling", lambda _: (layer, rows))
-        monkeypatch.setattr(row_linear, "_order", lambda *_: None)
+        monkeypatch.setattr(single_row_products, "_cancelling", lambda _: (layer, rows))
+        monkeypatch.setattr(single_row_products, "_order", lambda *_: None)
         monkeypatch.setattr(
-            row_linear, "same_bits", lambda a, b: a.shape == b.shape and len(a) == 1
+            single_row_products, "same_bits", lambda a, b: a.shape == b.shape and len(a) == 1
         )
-        monkeypatch.setattr(row_linear, "_in_groups", lambda *_: rows)
+        monkeypatch.setattr(single_row_products, "_in_groups", lambda *_: rows)
         plan = RowPlan(layer)
     assert (plan.order, plan.sizes) == (None, [])
     assert (plan.block_height > 0) is has_blocks

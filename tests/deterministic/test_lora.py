@@ -14,7 +14,7 @@ from torch import nn
 
 from tests.engines import MODEL
 from tests.kernels.portable_cases import as_floats, assert_same, bits, numbers
-from tests.kernels.portable_product_reference import (
+from tests.kernels.product.portable_product_reference import (
     Floats,
     exponents_of,
     product_bits,
@@ -64,8 +64,8 @@ PARTS = {"qkv": [64, 32, 32], "gate_up": [40, 40], "row": [56], "column": [56], 
 
 def wrapped(kind: str, config: Any, slots: torch.Tensor) -> Any:
     """A layer with random weights that vLLM wrapped for adapters, with portable bits."""
-    from vllm.deterministic.adapter_layers import use_portable_adapters
     from vllm.deterministic.layers import use_portable_layers
+    from vllm.deterministic.lora.layers import use_portable_adapters
     from vllm.lora.layers import (
         ColumnParallelLinearWithLoRA,
         MergedColumnParallelLinearWithLoRA,
@@ -190,8 +190,8 @@ def test_without_adapters_nothing_changes(configured: Any) -> None:
     assert differs.tolist() == (SLOTS == 2).tolist()
 
 
-def test_cards_that_split_input_channels(configured: Any) -> None:
-    from vllm.deterministic.adapter_layers import _packed, _parts
+def test_ranks_that_split_input_channels(configured: Any) -> None:
+    from vllm.deterministic.lora.layers import _packed, _parts
 
     layer = wrapped("row", configured, SLOTS)
     parts = _parts(layer, *given("row", adapter("row", 12)))
@@ -201,14 +201,14 @@ def test_cards_that_split_input_channels(configured: Any) -> None:
     layer.input_size = IN // 2
     partials = []
     for layer.tp_rank in range(2):
-        card = _packed(layer, parts)
-        partials.append(card.reduce(x.chunk(2, dim=1)[layer.tp_rank].contiguous()))
-        assert torch.equal(card.expansions[0].weight.packed, whole.expansions[0].weight.packed)
+        rank = _packed(layer, parts)
+        partials.append(rank.reduce(x.chunk(2, dim=1)[layer.tp_rank].contiguous()))
+        assert torch.equal(rank.expansions[0].weight.packed, whole.expansions[0].weight.packed)
     assert_same(sum_partials(torch.stack(partials)), whole.reduce(x))
 
 
-def test_cards_that_split_outputs(configured: Any) -> None:
-    from vllm.deterministic.adapter_layers import _packed, _parts
+def test_ranks_that_split_outputs(configured: Any) -> None:
+    from vllm.deterministic.lora.layers import _packed, _parts
 
     layer = wrapped("gate_up", configured, SLOTS)
     parts = _parts(layer, *adapter("gate_up", 12))
@@ -222,9 +222,9 @@ def test_cards_that_split_outputs(configured: Any) -> None:
 
     whole = share().split(40, dim=1)
     layer.tp_size, layer.output_slices = 2, (20, 20)
-    for card in range(2):
-        layer.output_ids = (card, card)
-        own = torch.cat([part.chunk(2, dim=1)[card] for part in whole], dim=1)
+    for rank in range(2):
+        layer.output_ids = (rank, rank)
+        own = torch.cat([part.chunk(2, dim=1)[rank] for part in whole], dim=1)
         assert_same(share(), own)
 
 

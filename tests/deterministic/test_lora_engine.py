@@ -47,7 +47,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @contextmanager
-def started(cards: int) -> Iterator[LLM]:
+def started(ranks: int) -> Iterator[LLM]:
     """A step has fewer tokens than a batch of prompts."""
     with bundled_engine(
         dtype="bfloat16",
@@ -58,7 +58,7 @@ def started(cards: int) -> Iterator[LLM]:
         max_loras=2,
         max_lora_rank=MAX_RANK,
         enable_prefix_caching=False,
-        tensor_parallel_size=cards,
+        tensor_parallel_size=ranks,
     ) as llm:
         yield llm
 
@@ -111,7 +111,7 @@ def test_batches_with_several_adapters(engine: LLM, folders: dict[str, Path]) ->
         assert (plain - right).norm() > 0.1 * right.norm()
 
 
-def test_two_cards(engine: LLM, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks(engine: LLM, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     chosen = mixed_adapters(folders)
     with started(2) as other:

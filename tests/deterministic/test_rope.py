@@ -12,14 +12,14 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
 
 from tests.deterministic.digests import FILES, LONGROPE, VARIANTS, config_of, frequency_digests
-from vllm.deterministic.rope import (
+from vllm.deterministic.positions.rope import (
     dynamic_frequencies,
     longrope_frequencies,
     rotary_frequencies,
     yarn_frequencies,
     yarn_scale,
 )
-from vllm.deterministic.rope_config import frequencies_of
+from vllm.deterministic.positions.rope_config import frequencies_of
 
 ROUNDINGS = 10 * 2.0**-24
 """Transformers rounds each step to float32."""

@@ -1,7 +1,7 @@
 """The start-up check accepts other instruction sets, and notices one wrong bit.
 
-Which ways GPUs have to share work out it goes through: tests/kernels/test_self_check_paths.py. What
-it computes on one: test_emulated_gpu.py.
+Which ways GPUs have to share work out it goes through:
+tests/kernels/product/test_self_check_paths.py. What it computes on one: test_emulated_gpu.py.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from tools.make_random_model import make_random_model
 from tools.model_shapes import SHAPES
 from vllm.hf_exact.grouped_decode import GroupedDecode
 from vllm.hf_exact.model import NO_ADAPTER, ExactModel
-from vllm.hf_numerics import row_linear
-from vllm.hf_numerics.row_linear import GROUP_SIZES, Group, RowLinear, RowPlan, same_bits
+from vllm.hf_numerics import single_row_products
+from vllm.hf_numerics.single_row_products import GROUP_SIZES, Group, RowLinear, RowPlan, same_bits
 
 WAYS = [
     (dtype, attention)
@@ -189,7 +189,7 @@ class ByRow(nn.Linear):
 def test_plans_tell_orders_of_summation_apart(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_linear, "row_orders", lambda _: ())
+    monkeypatch.setattr(single_row_products, "row_orders", lambda _: ())
     for width in (64, 256):
         assert RowPlan(ByHalves(width, 64, bias=False, dtype=dtype)).sizes == []
         assert RowPlan(ByRow(width, 64, bias=False, dtype=dtype)).sizes == list(GROUP_SIZES)
@@ -244,8 +244,8 @@ def test_an_operator_with_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch
         return nn.functional.linear(x.float(), weight.float()).bfloat16()
 
     layer = nn.Linear(1024, 512, bias=False, dtype=torch.bfloat16)
-    monkeypatch.setattr(row_linear, "row_products", other)
-    monkeypatch.setattr(row_linear, "row_orders", lambda _: (2,))
+    monkeypatch.setattr(single_row_products, "row_products", other)
+    monkeypatch.setattr(single_row_products, "row_orders", lambda _: (2,))
     assert RowPlan(layer).order is None
-    monkeypatch.setattr(row_linear, "row_orders", lambda _: (2, 4, 6))
+    monkeypatch.setattr(single_row_products, "row_orders", lambda _: (2, 4, 6))
     assert RowPlan(layer).order == 4

@@ -18,7 +18,7 @@ from vllm.forward_context import set_forward_context
 from vllm.hf_exact.alone import make_pages
 from vllm.hf_exact.grouped_decode import GroupedDecode
 from vllm.hf_numerics.experts import HFExpertsMethod
-from vllm.hf_numerics.row_experts import RowExperts
+from vllm.hf_numerics.single_row_experts import RowExperts
 
 SHAPE = {
     "vocab_size": 500,

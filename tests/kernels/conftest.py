@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from seen_token_cases import DEVICES, IMPLEMENTATIONS
 
+from tests.kernels.logits.seen_token_cases import DEVICES, IMPLEMENTATIONS
 from vllm.fork_ops import library
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from emulation import FORMATS, Guarded, compile_emulation, pointer
+
+from tests.kernels.emulation import FORMATS, Guarded, compile_emulation, pointer
 
 FUNCTIONS = (
     *("exp", "exp2", "log", "tanh", "sigmoid", "erf", "relu", "squared_relu", "silu"),
@@ -24,7 +25,7 @@ _keep_folder = tempfile.TemporaryDirectory(prefix="emulated_ops")
 @cache
 def _library(name: str) -> ctypes.CDLL:
     """Compile once a session."""
-    source = Path(__file__).with_name(f"emulated_{name}.cpp")
+    source = Path(__file__).parent / name / f"emulated_{name}.cpp"
     return compile_emulation(source, Path(_keep_folder.name))
 
 

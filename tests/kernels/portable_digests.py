@@ -1,6 +1,6 @@
 """Digests of the portable operations' results on inputs that are made of integers.
 
-    python tests/kernels/portable_digests.py [--device DEVICE] [--threads N] [--flush-subnormals]
+    python -m tests.kernels.portable_digests [--device DEVICE] [--threads N] [--flush-subnormals]
 
 prints them as JSON. portable_digests.json holds those that every machine must give; it changes only
 with the specification.
@@ -11,11 +11,12 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
-from portable_attention_cases import attend, make_case
-from portable_cases import DTYPES, bits, every_number, numbers
 
+from tests.kernels.attention.portable_attention_cases import attend, make_case
+from tests.kernels.portable_cases import DTYPES, bits, every_number, numbers
 from vllm.fork_ops.portable_functions import Function, portable_gated, portable_map
 from vllm.fork_ops.portable_logits import portable_argmax, portable_log_softmax, portable_top_k
 from vllm.fork_ops.portable_norm import portable_layer_norm, portable_rms_norm
@@ -70,7 +71,7 @@ def attention_results(device: str) -> Results:
     sinks = torch.tensor([2.0, -30.0, 40.0, 0.0], device=device)
     slopes = torch.tensor([0.5, 0.25, 0.125, 0.0], device=device)
     # Rounded to 16 bits, most of what may go wrong between blocks would not show.
-    variant = {"window": 90, "soft_cap": 20.0, "slopes": slopes, "sinks": sinks}
+    variant: dict[str, Any] = {"window": 90, "soft_cap": 20.0, "slopes": slopes, "sinks": sinks}
     case = make_case(250, dtype=torch.float32, device=device, **variant)
     yield "attention with everything", attend(case)
     case = make_case(1100, heads=2, kv_heads=1, dtype=torch.float32, device=device)

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from seen_token_cases import int32
 
+from tests.kernels.logits.seen_token_cases import int32
 from vllm import fork_ops
 from vllm.fork_ops import checks
 

@@ -1,11 +1,11 @@
 """Every instruction set that this CPU has gives the committed bits, with any number of threads."""
 
 import json
-from pathlib import Path
 
-import portable_digests
 import pytest
-from test_cpu_isa import AVAILABLE_ISAS, run
+
+from tests.kernels import portable_digests
+from tests.kernels.compilers.test_cpu_isa import AVAILABLE_ISAS, run
 
 
 def differing(actual: dict[str, str]) -> list[str]:
@@ -22,6 +22,6 @@ def test_digests() -> None:
 def test_digests_with_each_instruction_set(isa: str) -> None:
     """Also with two threads, in a process that flushes subnormal numbers for its own purposes."""
     options = ("--threads=2", "--flush-subnormals")
-    done = run(isa, str(Path(portable_digests.__file__)), *options)
+    done = run(isa, "-m", portable_digests.__name__, *options)
     assert done.returncode == 0, done.stderr
     assert not differing(json.loads(done.stdout))

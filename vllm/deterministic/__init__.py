@@ -2,8 +2,15 @@
 
 The arithmetic is specified in ``docs/numerics``.
 
-* :mod:`.rope`, :mod:`.rope_config` - the frequencies of rotary embeddings.
-* :mod:`.guard` - refuses operations whose bits differ between machines.
+* :mod:`.engine_args` - what it asks of an engine.
+* :mod:`.layers` - gives each layer of a model its portable form: :mod:`.linear` (with
+  :mod:`.equalisation`), :mod:`.norms`, :mod:`.activations` and :mod:`.elementwise`,
+  :mod:`.attention`, :mod:`.positions`, :mod:`.mixtures`, :mod:`.lora`, :mod:`.logits`,
+  :mod:`.transformers_backend`.
+* :mod:`.fusion` - finds the product that takes a norm's digits.
+* :mod:`.check` - what is checked before an engine answers: :mod:`.self_check`, this machine's bits;
+  :mod:`.guard`, that nothing else is computed. :mod:`.refusal` - how it says what it cannot.
+* :mod:`.sampler` - draws.
 * :mod:`.attached` - the kernels under a model of Transformers.
 """
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from vllm.deterministic.adapter_layers import use_portable_adapters
 from vllm.deterministic.fusion import fused_products
 from vllm.deterministic.guard import only_exact_operations_of
+from vllm.deterministic.lora.layers import use_portable_adapters
 from vllm.deterministic.self_check import check_machine
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
@@ -29,7 +29,7 @@ _OPERATORS = (
 """They call the layers' own attention, or copy."""
 
 _OPERATORS_IN: dict[type[nn.Module], tuple[str, ...]] = {
-    # All cards but one add zeros.
+    # All ranks but one add zeros.
     VocabParallelEmbedding: ("vllm::all_reduce", "_C::shm_allreduce"),
 }
 

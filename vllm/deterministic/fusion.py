@@ -2,7 +2,7 @@
 
 A model's code does not say which one that is. It is seen while the model computes a few tokens,
 before it answers: a result that only one weight is multiplied with first, and that nothing writes
-to, is fused from then on (see `vllm.fork_ops.row_digits`). What is not seen is not fused.
+to, is fused from then on (see `vllm.fork_ops.prepared_digits`). What is not seen is not fused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vllm.fork_ops.portable_product import PackedWeight
-from vllm.fork_ops.row_digits import has_digits
+from vllm.fork_ops.prepared_digits import has_digits
 
 __all__ = ["Source", "fused_products", "takes"]
 

@@ -12,28 +12,29 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from vllm.deterministic.activations import portable_activation
-from vllm.deterministic.alibi import portable_slopes
 from vllm.deterministic.attention import (
     PortableAttentionBackend,
     PortableAttentionImpl,
     kv_cache_spec,
 )
-from vllm.deterministic.experts_method import has_portable_experts, use_portable_experts
 from vllm.deterministic.fusion import Source
-from vllm.deterministic.linear import PortableEmbeddingMethod, PortableLinearMethod, adds_cards
+from vllm.deterministic.linear import PortableEmbeddingMethod, PortableLinearMethod, adds_ranks
 from vllm.deterministic.logits import PortableLogitsProcessor
+from vllm.deterministic.mixtures.method import has_portable_experts, use_portable_experts
+from vllm.deterministic.mixtures.shared_experts import (
+    add_parts_of_shared_experts,
+    use_portable_shared_expert,
+)
 from vllm.deterministic.norms import (
     forward_gemma_rms_norm,
     forward_layer_norm,
     forward_rms_norm,
 )
+from vllm.deterministic.positions.alibi import portable_slopes
+from vllm.deterministic.positions.rotary import is_rotary, portable_rotation
 from vllm.deterministic.refusal import refusal
-from vllm.deterministic.rotary import is_rotary, portable_rotation
-from vllm.deterministic.shared_experts import (
-    add_parts_of_shared_experts,
-    use_portable_shared_expert,
-)
 from vllm.deterministic.transformers_backend import portable_hf_module
+from vllm.fork.modules import replace_modules
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
@@ -85,14 +86,13 @@ def use_portable_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
             _use_portable_attention(name, layer)
     max_length = vllm_config.model_config.max_model_len
     has_graphs = bool(vllm_config.compilation_config.cudagraph_mode)
-    replaced: dict[int, nn.Module] = {}  # some are shared by layers, and by models of the process
-    for name, layer in list(model.named_modules(remove_duplicate=False)):
+
+    def portable(name: str, layer: nn.Module) -> nn.Module:
         if has_graphs and isinstance(layer, MoERunner):
             raise refusal(name, layer, "a CUDA graph would keep the experts of one step")
-        if id(layer) not in replaced:
-            replaced[id(layer)] = _portable(name, layer, max_length)
-        if replaced[id(layer)] is not layer:
-            _replace(model, name, replaced[id(layer)])
+        return _portable(name, layer, max_length)
+
+    replace_modules(model, portable)
 
 
 def _portable(name: str, layer: nn.Module, max_length: int) -> nn.Module:
@@ -122,11 +122,6 @@ def _portable(name: str, layer: nn.Module, max_length: int) -> nn.Module:
     return layer
 
 
-def _replace(model: nn.Module, name: str, layer: nn.Module) -> None:
-    parent, _, last = name.rpartition(".")
-    setattr(model.get_submodule(parent), last, layer)
-
-
 def _use_portable_embeddings(model: nn.Module, vllm_config: VllmConfig) -> None:
     is_tied = getattr(vllm_config.model_config.hf_text_config, "tie_word_embeddings", False)
     embeddings = [
@@ -152,9 +147,9 @@ def _use_portable_product(name: str, layer: LinearBase) -> None:
         return
     if type(layer.quant_method) is not UnquantizedLinearMethod:
         raise refusal(name, layer, "it is quantised")
-    if adds_cards(layer):
+    if adds_ranks(layer):
         if not layer.reduce_results:
-            raise refusal(name, layer, "its model adds the cards' parts in an order of its own")
+            raise refusal(name, layer, "its model adds the ranks' parts in an order of its own")
         layer.reduce_results = False  # the method adds them
     layer.quant_method = PortableLinearMethod()
 

@@ -39,19 +39,19 @@ class PortableLinearMethod(UnquantizedLinearMethod):
 
         Args:
             layer: the layer this method was made for.
-            x: bfloat16 or float16 [..., in_features], of this card.
+            x: bfloat16 or float16 [..., in_features], of this rank.
             bias: [out_features] or None.
 
         Returns:
             [..., out_features], of the dtype of `x`; the whole sum where input channels are split
-            between cards.
+            between ranks.
         """
         assert self._weight is not None
         fusion.takes(self._weight, x)
-        if not adds_cards(layer):
+        if not adds_ranks(layer):
             return portable_product(x, self._weight, bias)
         sums = portable_product(x, self._weight, dtype=torch.float32).flatten(0, -2)
-        product = sum_partials(sums_of_cards(sums), whole_bias(layer, bias), x.dtype)
+        product = sum_partials(sums_of_ranks(sums), whole_bias(layer, bias), x.dtype)
         return product.view(*x.shape[:-1], -1)
 
     def sums(self, layer: Any, rows: torch.Tensor) -> torch.Tensor:
@@ -59,15 +59,15 @@ class PortableLinearMethod(UnquantizedLinearMethod):
 
         Args:
             layer: the layer this method was made for.
-            rows: bfloat16 or float16 [n, in_features], of this card.
+            rows: bfloat16 or float16 [n, in_features], of this rank.
 
         Returns:
-            float32 [n, out_features], of all cards where they split the input channels.
+            float32 [n, out_features], of all ranks where they split the input channels.
         """
         assert self._weight is not None
         fusion.takes(self._weight, rows)
         sums = portable_product(rows, self._weight, dtype=torch.float32)
-        return sum_partials(sums_of_cards(sums)) if adds_cards(layer) else sums
+        return sum_partials(sums_of_ranks(sums)) if adds_ranks(layer) else sums
 
 
 class PortableEmbeddingMethod(UnquantizedEmbeddingMethod):
@@ -93,7 +93,7 @@ class PortableEmbeddingMethod(UnquantizedEmbeddingMethod):
                 release_weight(layer)
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Return logits, float32 [..., vocabulary of this card], of x [..., hidden_size].
+        """Return logits, float32 [..., vocabulary of this rank], of x [..., hidden_size].
 
         Raises:
             RuntimeError: no logits were expected of this embedding.
@@ -111,19 +111,19 @@ def release_weight(layer: Any, name: str = "weight") -> None:
     setattr(layer, name, nn.Parameter(getattr(layer, name).data.new_empty(0), requires_grad=False))
 
 
-def adds_cards(layer: Any) -> bool:
-    """Return whether the input channels of a linear layer are split between cards."""
+def adds_ranks(layer: Any) -> bool:
+    """Return whether the input channels of a linear layer are split between ranks."""
     return isinstance(layer, RowParallelLinear) and layer.tp_size > 1
 
 
 def whole_bias(layer: Any, bias: torch.Tensor | None) -> torch.Tensor | None:
-    """Return the bias to be added, which vLLM gives to one of the cards that split channels."""
-    if not adds_cards(layer):
+    """Return the bias to be added, which vLLM gives to one of the ranks that split channels."""
+    if not adds_ranks(layer):
         return bias
     return None if layer.skip_bias_add else layer.bias
 
 
-def sums_of_cards(partial: torch.Tensor) -> torch.Tensor:
-    """Return what all cards have of [n, out_features], [cards, n, out_features]."""
+def sums_of_ranks(partial: torch.Tensor) -> torch.Tensor:
+    """Return what all ranks have of [n, out_features], [ranks, n, out_features]."""
     gathered = tensor_model_parallel_all_gather(partial, dim=0)
     return gathered.view(-1, *partial.shape).contiguous()

@@ -11,3 +11,8 @@ def refusal(name: str, layer: nn.Module, reason: str) -> ValueError:
         f"deterministic=True cannot compute {name} ({type(layer).__name__}): {reason}. Leave the "
         "flag out, or use another model."
     )
+
+
+def attach_refusal(what: str, why: str) -> ValueError:
+    """Return the error for a part of a model of Transformers, or the whole, and the reason."""
+    return ValueError(f"vllm.deterministic.attach cannot take {what}: {why}.")

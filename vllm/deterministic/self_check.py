@@ -1,7 +1,8 @@
 """A few answers that are known, computed when an engine starts: this machine's bits or none.
 
 How a GPU shares its work out depends on how much there is. So it has more to compute than a CPU:
-what takes it through each way of doing that (`tests/kernels/test_self_check_paths.py` says which).
+what takes it through each way of doing that (`tests/kernels/product/test_self_check_paths.py` says
+which).
 """
 
 from __future__ import annotations

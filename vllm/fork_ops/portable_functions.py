@@ -9,7 +9,7 @@ import enum
 
 import torch
 
-from . import library, row_digits
+from . import library, prepared_digits
 from .portable_product import PackedWeight
 
 __all__ = ["Function", "portable_gated", "portable_map"]
@@ -54,8 +54,8 @@ def portable_map(
     Args:
         x: float32, bfloat16 or float16, of any shape, contiguous, on CPU or CUDA.
         function: which.
-        consumer: the weight that the result will be multiplied with, see `row_digits`; it changes
-            no bit.
+        consumer: the weight that the result will be multiplied with, see `prepared_digits`; it
+            changes no bit.
 
     Returns:
         A new tensor like x.
@@ -63,7 +63,7 @@ def portable_map(
     Raises:
         RuntimeError: x has another dtype or is not contiguous, or there is no such function.
     """
-    return row_digits.call("portable_map", consumer, x, function)
+    return prepared_digits.call("portable_map", consumer, x, function)
 
 
 def portable_gated(
@@ -76,8 +76,8 @@ def portable_gated(
     Args:
         x: float32, bfloat16 or float16 [..., 2 * d], contiguous, on CPU or CUDA.
         function: which.
-        consumer: the weight that the result will be multiplied with, see `row_digits`; it changes
-            no bit.
+        consumer: the weight that the result will be multiplied with, see `prepared_digits`; it
+            changes no bit.
 
     Returns:
         [..., d] in the dtype of x.
@@ -86,4 +86,4 @@ def portable_gated(
         RuntimeError: x has another dtype, is not contiguous or has an odd last dimension, or there
             is no such function.
     """
-    return row_digits.call("portable_gated", consumer, x, function, parts=2)
+    return prepared_digits.call("portable_gated", consumer, x, function, parts=2)

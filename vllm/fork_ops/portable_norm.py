@@ -7,7 +7,7 @@ reshaped rows.
 
 import torch
 
-from . import library, row_digits
+from . import library, prepared_digits
 from .portable_product import PackedWeight
 
 __all__ = ["portable_layer_norm", "portable_rms_norm"]
@@ -44,8 +44,8 @@ def portable_rms_norm(
         epsilon: is added to the mean square.
         residual: like x. It becomes x + residual, rounded, and that is what is normalised.
         weight_offset: is added to the weight; Gemma's checkpoints need 1.
-        consumer: the weight that the result will be multiplied with, see `row_digits`; it changes
-            no bit.
+        consumer: the weight that the result will be multiplied with, see `prepared_digits`; it
+            changes no bit.
 
     Returns:
         A new tensor like x.
@@ -54,7 +54,7 @@ def portable_rms_norm(
         RuntimeError: a dtype, shape or layout is none of these, or epsilon is negative.
     """
     arguments = (residual, weight, None, epsilon, weight_offset, False)
-    return row_digits.call("portable_norm", consumer, x, *arguments)
+    return prepared_digits.call("portable_norm", consumer, x, *arguments)
 
 
 def portable_layer_norm(
@@ -74,8 +74,8 @@ def portable_layer_norm(
         bias: likewise, only with a weight; by default zeros.
         epsilon: is added to the variance.
         residual: like x. It becomes x + residual, rounded, and that is what is normalised.
-        consumer: the weight that the result will be multiplied with, see `row_digits`; it changes
-            no bit.
+        consumer: the weight that the result will be multiplied with, see `prepared_digits`; it
+            changes no bit.
 
     Returns:
         A new tensor like x.
@@ -84,4 +84,4 @@ def portable_layer_norm(
         RuntimeError: a dtype, shape or layout is none of these, or epsilon is negative.
     """
     arguments = (residual, weight, bias, epsilon, 0.0, True)
-    return row_digits.call("portable_norm", consumer, x, *arguments)
+    return prepared_digits.call("portable_norm", consumer, x, *arguments)

@@ -1,4 +1,4 @@
-"""The product of linear layers with the same bits on every machine, batch and number of cards.
+"""The product of linear layers with the same bits on every machine, batch and number of ranks.
 
 ``docs/numerics/products.md`` is the specification: digits of 8 bits whose products are summed
 exactly in blocks of 256 input channels, and float32 sums across blocks in a fixed order. A row of
@@ -11,12 +11,12 @@ A weight is packed once, when a model is loaded::
     k = pack_weight(k, exponents)
     y = portable_product(x, q, bias)
 
-On several cards, a layer whose input channels are split gives partial sums, float32, and
-`sum_partials` makes of them what one card would have computed::
+On several ranks, a layer whose input channels are split gives partial sums, float32, and
+`sum_partials` makes of them what one rank would have computed::
 
-    part = pack_weight(weight_of_this_card, exponents_of_this_card, parts=num_cards)
-    partial = portable_product(x_of_this_card, part, dtype=torch.float32)
-    y = sum_partials(torch.stack(partials_of_all_cards), bias, torch.bfloat16)
+    part = pack_weight(weight_of_this_rank, exponents_of_this_rank, parts=num_ranks)
+    partial = portable_product(x_of_this_rank, part, dtype=torch.float32)
+    y = sum_partials(torch.stack(partials_of_all_ranks), bias, torch.bfloat16)
 
 On a GPU the digits are multiplied as int8 or, on compute capability 10.x, as bfloat16.
 ``VLLM_FORK_CUDA_TENSOR_CORES=int8`` or ``bfloat16`` chooses by hand, to compare their speed: the
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 import torch
 
-from . import library, row_digits
+from . import library, prepared_digits
 
 __all__ = [
     "PackedWeight",
@@ -136,7 +136,7 @@ def equalising_exponents(statistics: torch.Tensor) -> torch.Tensor:
         statistics: int64 [in_features], of all input channels of the whole layer.
 
     Returns:
-        int8 [in_features], in -16..16. A card that has some of the channels takes theirs.
+        int8 [in_features], in -16..16. A rank that has some of the channels takes theirs.
 
     Raises:
         RuntimeError: the dtype or the shape is wrong, or a number is negative.
@@ -215,7 +215,7 @@ def portable_product(
             f"but has {x.shape[-1]}."
         )
     dtype = x.dtype if dtype is None else dtype
-    digits = row_digits.of(x, weight)
+    digits = prepared_digits.of(x, weight)
     if digits is None:
         product = torch.ops.vllm_fork.portable_product(
             x.flatten(0, -2) if x.dim() > 2 else x,

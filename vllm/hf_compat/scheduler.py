@@ -1,9 +1,9 @@
 """vLLM's scheduler, for which some requests run as several rows of the workers' batch.
 
 A beam search waits, is preempted and ends as one request. Its prompt is computed once. Then its KV
-blocks fork (`kv_fork`), and each step goes to the workers with one row for each beam, as requests
-that are new in this step: their tokens and blocks are other ones than before. The workers' sampler
-decides which beams go on (`beam_search`).
+blocks fork (`kv_copy_on_write`), and each step goes to the workers with one row for each beam, as
+requests that are new in this step: their tokens and blocks are other ones than before. The workers'
+sampler decides which beams go on (`beam_search`).
 
 A request with guidance has a second row, which sees the negative prompt and then the tokens of the
 request. It comes in with the last part of the request's prompt, and is new in each step likewise.
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from vllm.hf_compat.beam_search import BeamStep
-from vllm.hf_compat.kv_fork import BlockTables, ForkingKVCacheManager
+from vllm.hf_compat.kv_copy_on_write import BlockTables, ForkingKVCacheManager
 from vllm.hf_compat.request import HFRequest
 from vllm.hf_compat.row_ids import GUIDE, row_id
 from vllm.hf_compat.seats import Demand, Load, Plan, Seats

@@ -1,7 +1,8 @@
 """The next tokens of many requests at once, where that is proven to leave every bit as it is.
 
 Between its matrix products a decoder treats rows alone, so several requests' tokens can share one
-call of the model if the products (`row_linear`) and attention keep to each request's own shapes.
+call of the model if the products (`single_row_products`) and attention keep to each request's own
+shapes.
 Attention does, by calling Transformers' own function for each request with its keys and values.
 Whether the whole gives the bits of one request after the other is tried when the engine starts, on
 the loaded weights; if it does not, requests are computed alone.
@@ -28,8 +29,8 @@ from vllm.fork_ops import has_paged_sdpa
 from vllm.hf_exact.alone import sliding_windows
 from vllm.hf_exact.kv_pages import LayerPages
 from vllm.hf_numerics.paged_attention import attend_in_pages
-from vllm.hf_numerics.row_experts import PLAIN_MIXTURES, RowExperts
-from vllm.hf_numerics.row_linear import Group, RowLinear, RowPlan
+from vllm.hf_numerics.single_row_experts import PLAIN_MIXTURES, RowExperts
+from vllm.hf_numerics.single_row_products import Group, RowLinear, RowPlan
 
 _ACTIVATIONS = {one[0] if isinstance(one, tuple) else one for one in ACT2CLS.values()}
 _ROPES = {"default", "linear", "llama3", "yarn"}  # others look at how long a sequence is

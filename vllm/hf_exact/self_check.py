@@ -10,7 +10,7 @@ import torch
 from vllm.hf_exact.alone import Alone
 from vllm.hf_exact.grouped_decode import GroupedDecode, PagesAreReadError
 from vllm.hf_exact.kv_pages import LayerPages
-from vllm.hf_numerics.row_linear import GROUP_SIZES, same_bits
+from vllm.hf_numerics.single_row_products import GROUP_SIZES, same_bits
 
 _BLOCK_SIZE = 16
 _NUM_BLOCKS = 4  # of each request

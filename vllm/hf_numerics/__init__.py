@@ -6,8 +6,8 @@ Transformers model itself, is in :mod:`vllm.hf_exact`.
 * :mod:`.layers` - chooses how each layer of a model computes, when it is made.
 * :mod:`.linear`, :mod:`.split_linear`, :mod:`.norms`, :mod:`.rotary`, :mod:`.activations`,
   :mod:`.attention`, :mod:`.experts` - the layers.
-* :mod:`.row_linear`, :mod:`.row_experts`, :mod:`.paged_attention` - the products and the attention
-  of many requests, each at the shapes that it has in `generate()`.
+* :mod:`.single_row_products`, :mod:`.single_row_experts`, :mod:`.paged_attention` - the products,
+  the experts and the attention of many requests, each at the shapes that it has in `generate()`.
 * :mod:`.engine_args` - what this, and the exact form, ask of an engine; :mod:`.dtype` and
   :mod:`.float16`, the dtypes; :mod:`.executor`, the threads of its process on CPU.
 """

@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM
 
 from vllm.fork.experts import ExpertsMethod, Router
 from vllm.hf_numerics.requests import query_starts, runs
-from vllm.hf_numerics.row_experts import PLAIN_MIXTURES, RowExperts
-from vllm.hf_numerics.row_linear import with_parameters
+from vllm.hf_numerics.single_row_experts import PLAIN_MIXTURES, RowExperts
+from vllm.hf_numerics.single_row_products import with_parameters
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from vllm.fork.flags import ForkFlags
+from vllm.fork.modules import replace_modules
 from vllm.hf_numerics.activations import (
     forward_gelu_and_mul,
     forward_mul_and_silu,
@@ -80,13 +81,9 @@ def use_hf_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
 
 
 def _follow_hf(model: nn.Module, config: PreTrainedConfig) -> None:
-    prepared: dict[int, nn.Module] = {}
-    for parent in list(model.modules()):
-        for name, layer in list(parent.named_children()):
-            if isinstance(layer, CustomOp):
-                if id(layer) not in prepared:
-                    prepared[id(layer)] = _prepared(layer, config)
-                setattr(parent, name, prepared[id(layer)])
+    replace_modules(
+        model, lambda _, layer: _prepared(layer, config) if isinstance(layer, CustomOp) else None
+    )
 
 
 def _prepared(layer: CustomOp, config: PreTrainedConfig) -> nn.Module:

@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from vllm.hf_numerics.requests import query_starts, runs
-from vllm.hf_numerics.row_linear import Product, RowPlan, RowsApart, conv1d
+from vllm.hf_numerics.single_row_products import Product, RowPlan, RowsApart, conv1d
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     UnquantizedEmbeddingMethod,

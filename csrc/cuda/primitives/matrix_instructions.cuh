@@ -1,4 +1,4 @@
-// Tensor cores' products of 8-bit integers and of bfloat16, as every card from sm_80 on has them.
+// Tensor cores' products of 8-bit integers and of bfloat16, as every GPU from sm_80 on has them.
 #pragma once
 
 #include <cstdint>

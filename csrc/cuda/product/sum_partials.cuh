@@ -1,4 +1,4 @@
-// The sums of a product's partial sums, one of each card: docs/numerics/products.md, section 6.
+// The sums of a product's partial sums, one of each rank: docs/numerics/products.md, section 6.
 #pragma once
 
 #include "cuda/primitives/device.cuh"

@@ -17,8 +17,8 @@ from vllm.fork_ops.portable_attention import (
     portable_attention,
 )
 
+from ..refusal import attach_refusal as refusal
 from .layout import BLOCK_TOKENS, Layout, make_layout
-from .refusal import refusal
 
 NAME = "vllm_deterministic"
 """Of the attention implementation (``config._attn_implementation``)."""

@@ -11,8 +11,8 @@ from transformers.models.olmoe.modeling_olmoe import OlmoeExperts, OlmoeTopKRout
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts, Qwen3MoeTopKRouter
 
 from vllm.deterministic.equalisation import exponents_of_columns, exponents_of_rows
-from vllm.deterministic.experts import PackedExperts, in_parts, weighted_sums
-from vllm.deterministic.routing import route
+from vllm.deterministic.mixtures.experts import PackedExperts, in_parts, weighted_sums
+from vllm.deterministic.mixtures.routing import route
 from vllm.fork_ops.portable_product import PackedWeight, pack_weight
 
 from .activation import function_of
@@ -83,8 +83,8 @@ def portable_experts(module: Any) -> nn.Module | None:
         return None
     gate_up, down = module.gate_up_proj.data, module.down_proj.data
     experts = PackedExperts(
-        _pack_each(gate_up, exponents_of_rows(gate_up, num_cards=1)),
-        _pack_each(down, exponents_of_columns(down, num_cards=1, card=0)),
+        _pack_each(gate_up, exponents_of_rows(gate_up, num_ranks=1)),
+        _pack_each(down, exponents_of_columns(down, num_ranks=1, rank=0)),
         function,
     )
     return PortableExperts(experts)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .refusal import refusal
+from ..refusal import attach_refusal as refusal
 
 BLOCK_TOKENS = 64
 """Of a block of the kernel's cache; results do not depend on it."""

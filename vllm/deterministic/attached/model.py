@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,14 +11,15 @@ from transformers.models.opt.modeling_opt import OPTAttention
 from transformers.pytorch_utils import Conv1D
 
 from vllm.deterministic.elementwise import PortableActivation
+from vllm.fork.modules import put_module, replace_modules
 
+from ..refusal import attach_refusal as refusal
 from .activation import function_of
 from .attention import NAME, register_attention
 from .experts import portable_experts
 from .linear import PortableHead, PortableLinear, pack_together
 from .mlp import portable_gated_mlp
 from .norm import PortableLayerNorm, PortableRMSNorm, portable_norm
-from .refusal import refusal
 from .rehearsal import rehearse
 from .rotary import portable_rotary, use_rotations
 from .support import check_model
@@ -30,8 +30,6 @@ _TOGETHER = ("q_proj", "k_proj", "v_proj")
 
 _HOLDERS = (nn.Embedding, PortableLinear, PortableLayerNorm, PortableRMSNorm)
 """What may hold parameters afterwards; rows of an embedding are looked up, which is exact."""
-
-Replacement = Callable[[str, Any], nn.Module | None]
 
 
 @torch.no_grad()
@@ -68,11 +66,11 @@ def attach_kernels(model: PreTrainedModel, *, max_length: int | None = None) -> 
     model.set_attn_implementation(NAME)
     for module in list(model.modules()):
         use_rotations(module)
-    _replace_all(model, lambda name, module: portable_rotary(name, module, max_length))
-    _replace_all(model, lambda name, module: portable_norm(module))
-    _replace_all(model, lambda name, module: portable_experts(module))
-    _replace_all(model, lambda name, module: portable_gated_mlp(module))
-    _replace_all(model, lambda name, module: _activation(module))
+    replace_modules(model, lambda name, module: portable_rotary(name, module, max_length))
+    replace_modules(model, lambda name, module: portable_norm(module))
+    replace_modules(model, lambda name, module: portable_experts(module))
+    replace_modules(model, lambda name, module: portable_gated_mlp(module))
+    replace_modules(model, lambda name, module: _activation(module))
     _replace_head(model)
     _replace_linear_layers(model)
     _check_holders(model)
@@ -88,18 +86,6 @@ def _activation(module: nn.Module) -> PortableActivation | None:
     return None if function is None else PortableActivation(function)
 
 
-def _replace_all(model: nn.Module, portable: Replacement) -> None:
-    for name, module in list(model.named_modules()):
-        replacement = portable(name, module)
-        if replacement is not None:
-            _replace(model, name, replacement)
-
-
-def _replace(model: nn.Module, name: str, replacement: nn.Module) -> None:
-    parent, _, last = name.rpartition(".")
-    setattr(model.get_submodule(parent), last, replacement)
-
-
 def _replace_head(model: Any) -> None:
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear:
@@ -108,7 +94,7 @@ def _replace_head(model: Any) -> None:
     cap = getattr(model.config, "final_logit_softcapping", None)
     if cap is not None:
         model.config.final_logit_softcapping = None
-    _replace(model, name, PortableHead(pack_together([head])[0], head.bias, cap))
+    put_module(model, name, PortableHead(pack_together([head])[0], head.bias, cap))
 
 
 def _replace_linear_layers(model: nn.Module) -> None:

@@ -18,10 +18,10 @@ import torch
 from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from vllm.deterministic.rope_config import frequencies_of
+from vllm.deterministic.positions.rope_config import frequencies_of
 from vllm.fork_ops.portable_rotary import portable_rotate, rotary_frequencies, rotary_table
 
-from .refusal import refusal
+from ..refusal import attach_refusal as refusal
 from .sample import difference, sample_rows
 
 FIRST_POSITIONS = 4096

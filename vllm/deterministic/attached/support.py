@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 from vllm.fork_ops import library
 from vllm.fork_ops.portable_product import has_kernels
 
+from ..refusal import attach_refusal as refusal
 from .attention import NAME
-from .refusal import refusal
 
 
 def check_model(model: Any) -> None:

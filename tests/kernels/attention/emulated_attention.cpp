@@ -1,0 +1,26 @@
+// The kernels of attention and its cache, on the CPU: built as a library by emulated_ops.py.
+#include "cuda/attention/attention.cuh"
+#include "cuda/attention/cache.cuh"
+#include "../emulated_launch.h"
+
+using namespace vllm_fork;
+
+extern "C" const char* run_append(uint64_t seed, const AppendTask* task) {
+  return emulated(seed, [=] { return launch_portable_append(*task, nullptr); });
+}
+
+extern "C" int64_t splits_of(const PagedAttention* task) { return attention_splits(*task); }
+
+extern "C" int64_t part_floats_of(const PagedAttention* task, int64_t splits) {
+  return attention_part_floats(*task, splits);
+}
+
+extern "C" uint64_t blocks_run() { return emulation::num_blocks; }
+
+extern "C" uint64_t waits_of_threads() { return emulation::num_waits; }
+
+extern "C" const char* run_attention(uint64_t seed, const PagedAttention* task, int64_t splits,
+                                     float* parts) {
+  emulation::num_blocks = emulation::num_waits = 0;
+  return emulated(seed, [=] { return launch_portable_attention(*task, splits, parts, nullptr); });
+}

@@ -1,0 +1,89 @@
+"""What nvcc makes of the CUDA kernels: only operations that round once, and nothing in memory.
+
+Operations that are written with their rounding in PTX are what the processor does: the assembler
+may fuse only those that are not.
+"""
+
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.kernels.compilers.test_cuda_build import CSRC, NVCC
+
+KERNELS = {path.stem: path for path in CSRC.glob("cuda/*/*.cu") if path.stem != "seen_tokens"}
+SOURCES = sorted(KERNELS)
+ROUNDED = {f"{name}.rn.f32" for name in ("add", "sub", "mul", "div", "rcp", "sqrt", "fma")}
+ROUNDED_DOUBLE = {f"{name}.rn.f64" for name in ("add", "sub", "mul", "div")}
+EXACT = (
+    *("abs", "cvt", "ld", "mov", "neg", "selp", "setp", "shfl", "st"),  # of float32 and float64
+    "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",  # of digits
+)
+WITHOUT_FUSED = ("append", "argmax", "first_of_parts", "top_k", "rotary_table")
+"""Kernels in which the specification fuses nothing."""
+
+
+@cache
+def compiled(source: str, folder: Path) -> tuple[str, str]:
+    """The PTX of a file of kernels, and what the assembler says about its machine code."""
+    done = subprocess.run(
+        [
+            *(str(NVCC), "-cubin", "-std=c++17", "-O3", "-fmad=false", "-arch=sm_80", f"-I{CSRC}"),
+            *("--keep", f"--keep-dir={folder}", "-Xptxas=-v"),
+            *(str(KERNELS[source]), "-o", str(folder / f"{source}.cubin")),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return (folder / f"{source}.ptx").read_text(), done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("machine_code")
+
+
+def kernels_of(ptx: str) -> dict[str, str]:
+    parts = re.split(r"^\.visible \.entry (\w+)", ptx, flags=re.M)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def float_operations(code: str) -> set[str]:
+    return set(re.findall(r"^\s+(?:@!?%p\d+ )?([a-z0-9_.]+\.f(?:32|64))\s", code, re.M))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_operations_round_once(source: str, folder: Path) -> None:
+    ptx, _ = compiled(source, folder)
+    kernels = kernels_of(ptx)
+    assert kernels
+    for name, code in kernels.items():
+        operations = float_operations(code)
+        assert not [o for o in operations if "approx" in o or "ftz" in o], name
+        arithmetic = {o for o in operations if not o.startswith(EXACT)}
+        assert arithmetic <= ROUNDED | ROUNDED_DOUBLE, name
+        if any(f"{part}_kernel" in name for part in WITHOUT_FUSED):
+            assert "fma.rn.f32" not in arithmetic, name
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_everything_is_in_registers(source: str, folder: Path) -> None:
+    """No stack, hence no local memory, and no spilled register."""
+    ptx, said = compiled(source, folder)
+    properties = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", said)
+    assert len(properties) == len(kernels_of(ptx))
+    assert set(properties) == {("0", "0")}
+
+
+def test_attention_is_on_tensor_cores(folder: Path) -> None:
+    ptx, _ = compiled("attention", folder)
+    kernels = kernels_of(ptx)
+    attention = [code for name, code in kernels.items() if "attention_kernel" in name]
+    assert len(attention) == 6
+    for code in attention:
+        assert "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32" in code

@@ -1,0 +1,1 @@
+"""What is done to logits: penalties, filters, draws."""

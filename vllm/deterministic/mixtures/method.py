@@ -1,0 +1,133 @@
+"""Gives vLLM's mixtures of experts portable bits, or says which one cannot have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from vllm.deterministic.equalisation import exponents_of_columns, exponents_of_rows
+from vllm.deterministic.linear import release_weight, sums_of_ranks
+from vllm.deterministic.mixtures.experts import PackedExperts, in_parts, weighted_sums
+from vllm.deterministic.mixtures.routing import portable_router
+from vllm.deterministic.refusal import refusal
+from vllm.fork.experts import ExpertsMethod
+from vllm.fork_ops.portable_functions import Function
+from vllm.fork_ops.portable_product import pack_weight, sum_partials
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+    UnquantizedFusedMoEMethod,
+)
+
+_ACTIVATIONS = {
+    MoEActivation.SILU: Function.SILU,
+    MoEActivation.GELU: Function.GELU,
+    MoEActivation.GELU_TANH: Function.GELU_TANH,
+}
+
+
+class PortableExpertsMethod(ExpertsMethod):
+    """Computes experts with packed weights, which take the place of the parameters.
+
+    Args:
+        upstream: the method that the model made.
+        function: the activation of the experts.
+    """
+
+    def __init__(self, upstream: UnquantizedFusedMoEMethod, function: Function) -> None:
+        super().__init__(upstream)
+        self._function = function
+        self._num_ranks = upstream.moe.tp_size
+        self._experts: PackedExperts | None = None
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Pack the weights of each expert; as many bytes as they had, and 0.8 % more."""
+        weights = layer.w13_weight.data
+        exponents = exponents_of_rows(weights, self._num_ranks)
+        gate_up = [pack_weight(*pair) for pair in zip(weights, exponents, strict=True)]
+        release_weight(layer, "w13_weight")
+        weights = layer.w2_weight.data
+        exponents = exponents_of_columns(weights, self._num_ranks, self.moe.tp_rank)
+        down = [
+            pack_weight(*pair, parts=self._num_ranks)
+            for pair in zip(weights, exponents, strict=True)
+        ]
+        release_weight(layer, "w2_weight")
+        self._experts = PackedExperts(gate_up, down, self._function)
+
+    def weighted_sums(
+        self, x: torch.Tensor, weights: torch.Tensor, indices: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the weighted sums of experts; whole where the experts' channels are split between
+        ranks.
+
+        Args:
+            x: bfloat16 or float16 [num_tokens, hidden_size].
+            weights: float32 [num_tokens, experts of a token].
+            indices: int64, of the same shape.
+        """
+        return in_parts(self._sums_of_part, x, weights, indices)
+
+    def _sums_of_part(
+        self, x: torch.Tensor, weights: torch.Tensor, indices: torch.Tensor
+    ) -> torch.Tensor:
+        assert self._experts is not None
+        outputs = self._experts.outputs(x, indices)
+        if self._num_ranks > 1:
+            outputs = sum_partials(sums_of_ranks(outputs.flatten(0, 1))).view_as(outputs)
+        return weighted_sums(outputs, weights, x.dtype)
+
+
+def use_portable_experts(name: str, runner: MoERunner) -> None:
+    """Give a mixture of experts, which is not loaded yet, portable bits.
+
+    Raises:
+        ValueError: it computes something that is not specified.
+    """
+    experts = runner.routed_experts
+    if has_portable_experts(experts):
+        return
+    if type(runner) is not MoERunner or type(experts) is not RoutedExperts:
+        raise refusal(name, runner, "this kind of mixture of experts is not specified")
+    if type(experts.quant_method) is not UnquantizedFusedMoEMethod:
+        raise refusal(name, runner, "it is quantised")
+    for reason, is_given in _objections(runner).items():
+        if is_given:
+            raise refusal(name, runner, reason)
+    function = _ACTIVATIONS[experts.activation]
+    runner.router = portable_router(name, runner, runner.router)
+    experts.quant_method = PortableExpertsMethod(experts.quant_method, function)
+    runner.moe_config.skip_final_all_reduce = True  # the method adds the ranks' parts
+
+
+def has_portable_experts(layer: nn.Module) -> bool:
+    """Return whether `layer` holds the parameters of experts that are taken care of."""
+    return isinstance(layer, RoutedExperts) and isinstance(
+        layer.quant_method, PortableExpertsMethod
+    )
+
+
+def _objections(runner: MoERunner) -> dict[str, bool]:
+    """Return what is not specified, and whether this mixture has it."""
+    config, experts = runner.moe_config, runner.routed_experts
+    ranks = config.moe_parallel_config
+    limits = (experts.swiglu_limit, experts.swiglu_alpha, experts.swiglu_beta)
+    return {
+        "experts are split between ranks by tensor parallelism alone": (
+            ranks.use_ep or ranks.dp_size > 1 or ranks.pcp_size > 1 or ranks.is_sequence_parallel
+        ),
+        "its model adds the ranks' parts in an order of its own": (
+            ranks.tp_size > 1 and config.skip_final_all_reduce
+        ),
+        f"the activation {experts.activation.value} is not specified": (
+            experts.activation not in _ACTIVATIONS or any(limit is not None for limit in limits)
+        ),
+        "biases of experts are not specified": config.has_bias,
+        "the weights of experts multiply their inputs": experts.apply_router_weight_on_input,
+        "adapters of experts are not specified": config.is_lora_enabled,
+        "its gates are one product": runner.shared_expert_gate is not None,
+        "a factor of the sum is not specified": runner.routed_scaling_factor != 1.0,
+    }
