@@ -31,7 +31,7 @@ from tests.engines import ROOT
 
 SOURCES = ("CMakeLists.txt", "cmake", "csrc", "distribution", "patches", "vllm", "setup.py",
            "pyproject.toml", "upstream.toml", "README.md", "LICENSE", "NOTICE")  # fmt: skip
-VERSION = "0.32.0+cpu.hf1"
+VERSION = "0.32.0+cpu.hf2"
 LOADED = "import vllm.fork_ops.library as library; assert library.load(); print(library.__file__)"
 
 

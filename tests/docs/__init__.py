@@ -1,0 +1,1 @@
+"""Documentation and examples: what they show is run."""

@@ -1,0 +1,61 @@
+"""Commands of the documentation that are run by other tests, or need what a test has not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+INSTALL = "tests/distribution/test_install.py::test_the_compiled_kernels_load"
+WHEEL = "tests/distribution/test_install.py::test_the_wheel_installs_and_runs"
+REBASE = "tests/distribution/test_rebase.py::test_each_rebased_patch_applies_to_the_next_release"
+PATCHES = "tests/distribution/test_patches_cli.py"
+DEMO = "tests/docs/test_demo.py::test_the_demo"
+
+ELSEWHERE = {
+    "git clone https://github.com/OWNER/REPOSITORY && cd REPOSITORY": "has no address of its own",
+    "sudo apt install git make g++ libnuma1 python3-dev python3-venv": "needs a machine with nothing:"
+    " tools/bare_machine.py",
+    "make dev": INSTALL,
+    "make lint": "what continuous integration runs",
+    "make test": "what continuous integration runs",
+    "make test-fast": "a part of make test",
+    "make demo": DEMO,
+    "make wheel": WHEEL,
+    "pip install -e .": INSTALL,
+    "pip install torch==2.13.0 --index-url ...": "is PyTorch's own page's",
+    "pip install vllm-0.32.0+cpu.hf2-*.whl": WHEEL,
+    "sha256sum -c SHA256SUMS": "is a tool of the system",
+    "VLLM_UPSTREAM_WHEEL=/path/to/vllm-0.32.0+cpu-...whl pip install .": (
+        "tests/distribution/test_other_wheel.py::test_another_build_of_the_release_is_taken"
+    ),
+    "python -m distribution.patches check": (
+        f"{PATCHES}::test_the_series_applies_to_the_pinned_wheel"
+    ),
+    "python -m distribution.patches new fast-start": f"{PATCHES}::test_new_records_the_edits",
+    "python -m distribution.patches refresh flags": (
+        f"{PATCHES}::test_refresh_writes_one_patch_and_leaves_the_others"
+    ),
+    "python -m distribution.patches rebase --to 0.33.0 --target cuda": REBASE,
+    "python -m tools.digests": "tests/structure/test_digests.py::test_the_committed_digests_stay",
+    "python -m benchmarks.gpu.pack --python 3.12": (
+        "tests/benchmarks/gpu/test_pack.py"
+        "::test_upstreams_package_travels_without_what_is_compiled"
+    ),
+    "benchmarks/gpu/run.sh plan": (
+        "tests/benchmarks/gpu/test_schedule.py::test_the_plan_is_printed_without_a_gpu"
+    ),
+    "benchmarks/gpu/run.sh": "needs a GPU",
+}
+"""Each command, and the test that runs it (``file::function``) or why none can."""
+
+
+def commands_of(code: str) -> Iterator[str]:
+    """Yield the commands of a block of a shell, without comments and in one line each.
+
+    Where lines begin with a prompt, the others are what commands print.
+    """
+    lines = code.replace("\\\n", " ").splitlines()
+    prompted = [line[2:] for line in lines if line.startswith("$ ")]
+    for line in prompted or lines:
+        command = " ".join(line.partition("  #")[0].split())
+        if command and not command.startswith("#"):
+            yield command

@@ -1,0 +1,23 @@
+"""What ``make demo`` prints, once everything is installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.docs.shared import ENVIRONMENT
+from tests.engines import ROOT
+
+
+def test_the_demo() -> None:
+    done = subprocess.run(
+        [sys.executable, "examples/hf_vs_vllm.py"],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "DIFFERENT" not in done.stdout.upper()
+    assert done.stdout.count("equal") >= 16, done.stdout
