@@ -37,8 +37,7 @@ ELSEWHERE = {
     "python -m distribution.patches rebase --to 0.33.0 --target cuda": REBASE,
     "python -m tools.digests": "tests/structure/test_digests.py::test_the_committed_digests_stay",
     "python -m benchmarks.gpu.pack --python 3.12": (
-        "tests/benchmarks/gpu/test_pack.py"
-        "::test_upstreams_package_travels_without_what_is_compiled"
+        "tests/benchmarks/gpu/test_pack.py::test_upstreams_package_travels_without_what_is_compiled"
     ),
     "benchmarks/gpu/run.sh plan": (
         "tests/benchmarks/gpu/test_schedule.py::test_the_plan_is_printed_without_a_gpu"

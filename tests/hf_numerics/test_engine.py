@@ -70,6 +70,35 @@ def test_logits_of_a_request_in_bfloat16(
     expect_logits(bfloat16_engine, hf_bfloat16, prompt_ids(tokenizer, 5), config)
 
 
+def test_bits_after_a_preemption(
+    hf_bfloat16: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """What a request had generated comes back with its prompt: one step, and products of each."""
+    sampled = {"do_sample": True, "temperature": 1.5, "output_logits": True, "max_new_tokens": 120}
+    configs = [GenerationConfig(**sampled) for _ in range(12)]
+    configs += [GenerationConfig(**sampled, guidance_scale=1.4) for _ in range(2)]
+    with bundled_engine(
+        hf_compat="strict",
+        dtype="bfloat16",
+        max_num_batched_tokens=2048,
+        max_model_len=256,
+        kv_cache_memory_bytes=2_600_000,
+        disable_log_stats=False,
+    ) as llm:
+        prompts = [prompt[:40] for prompt in prompt_ids(tokenizer, len(configs))]
+        outputs = llm.generate(as_prompts(prompts), configs, use_tqdm=False, seed=7)
+        preempted = [one for one in llm.get_metrics() if one.name == "vllm:num_preemptions"]
+    assert sum(one.value for one in preempted) > 1
+    for prompt, config, output in zip(prompts, configs, outputs, strict=True):
+        torch.manual_seed(7)
+        expected = hf_bfloat16.generate(
+            torch.tensor([prompt]), config, return_dict_in_generate=True
+        )
+        assert list(output.outputs[0].token_ids) == expected.sequences[0, len(prompt) :].tolist()
+        logits = torch.from_numpy(output.outputs[0].logits)
+        assert torch.equal(logits, torch.cat(expected.logits).float())
+
+
 def test_report_of_an_engine(bfloat16_engine: LLM) -> None:
     """Its workers tell, without VLLM_ALLOW_INSECURE_SERIALIZATION."""
     assert "VLLM_ALLOW_INSECURE_SERIALIZATION" not in os.environ

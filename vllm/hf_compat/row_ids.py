@@ -6,6 +6,10 @@ several rows: the first has the request's own id, the others an id derived from 
 
 from __future__ import annotations
 
+from typing import Any
+
+from vllm.hf_compat.request import HFRequest
+
 _SEPARATOR = "#row"
 
 GUIDE = 1
@@ -21,3 +25,15 @@ def split_row_id(name: str) -> tuple[str, int]:
     """Return the request that a row belongs to, and which of its rows it is."""
     request_id, separator, row = name.rpartition(_SEPARATOR)
     return (request_id, int(row)) if separator else (name, 0)
+
+
+def prompt_length(state: Any) -> int:
+    """Return how many tokens of a row `generate()` computes at once; the others come one by one.
+
+    Args:
+        state: ``CachedRequestState`` of the row.
+    """
+    hf_request = HFRequest.of(state.sampling_params)
+    if hf_request.is_guided and split_row_id(state.req_id)[1] == GUIDE:
+        return len(hf_request.negative_prompt_ids or [0])
+    return int(state.num_prompt_tokens)

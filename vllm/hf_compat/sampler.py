@@ -10,13 +10,14 @@ import numpy as np
 import torch
 
 from vllm.config.model import LogprobsMode
+from vllm.fork.runners import remember_runner
 from vllm.fork.uncompiled_logprobs import UncompiledLogprobs
 from vllm.hf_compat.batch import Batch, Group, Rows
 from vllm.hf_compat.beam_search import BeamSearch
 from vllm.hf_compat.draws import NoProbabilityError, draw_tokens
 from vllm.hf_compat.pipeline import DEVICE_ERRORS
 from vllm.hf_compat.request import HFRequest
-from vllm.hf_compat.runners import remember_runner
+from vllm.hf_compat.row_ids import prompt_length
 from vllm.hf_compat.stopping import criteria_of_search
 from vllm.logger import init_logger
 from vllm.v1.outputs import SamplerOutput
@@ -32,7 +33,7 @@ logger = init_logger(__name__)
 
 def hf_sampler(runner: GPUModelRunner, upstream: Sampler) -> HFSampler:
     """Return the sampler of `runner` in hf_compat, which stands in for `upstream`."""
-    remember_runner(runner)
+    remember_runner(runner, prompt_length)
     return HFSampler(runner, upstream)
 
 

@@ -9,16 +9,15 @@ with others only where that leaves every bit as it is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from vllm.fork.runners import runner_of
 from vllm.forward_context import get_forward_context
-from vllm.hf_compat.request import HFRequest
-from vllm.hf_compat.row_ids import GUIDE, split_row_id
-from vllm.hf_compat.runners import runner_of
+from vllm.hf_compat.row_ids import prompt_length
 from vllm.hf_exact.adapters import PeftAdapters
 from vllm.hf_exact.alone import Alone, make_pages
 from vllm.hf_exact.grouped_decode import GroupedDecode, can_group
@@ -181,7 +180,7 @@ class ExactModel(nn.Module):
         if not known and request.req_id in runner.num_prompt_logprobs:
             self._keep(places, [*range(start, start + num_new)], self.alone.all_logits(token_ids))
         # After a preemption, what had been generated comes token by token, as it did before.
-        first = known + 1 if known else min(_prompt_len(request), seq_len)
+        first = known + 1 if known else min(prompt_length(request), seq_len)
         dropped = getattr(request, _DROPPED, 0) if known else 0
         for stop in range(first, seq_len + 1):
             logits, dropped = self.alone(token_ids[:, :stop], known, blocks, dropped)
@@ -198,11 +197,3 @@ def _groups(requests: list[int], sizes: list[int]) -> list[list[int]]:
             groups.append(requests[first : first + size])
             first += size
     return groups
-
-
-def _prompt_len(request: Any) -> int:
-    """Return how many tokens `generate()` computes at once."""
-    hf_request = HFRequest.of(request.sampling_params)
-    if hf_request.is_guided and split_row_id(request.req_id)[1] == GUIDE:
-        return len(hf_request.negative_prompt_ids or [0])
-    return int(request.num_prompt_tokens)

@@ -10,6 +10,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from vllm.fork_ops import has_paged_sdpa
 from vllm.hf_numerics.paged_attention import attend_in_pages
+from vllm.hf_numerics.requests import pieces_of
 from vllm.v1.attention.backend import AttentionLayer, AttentionType
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl, CPUAttentionMetadata
 
@@ -92,21 +93,25 @@ class HFAttentionImpl(CPUAttentionBackendImpl):
         scale = self.scale
         if self._scales_query:
             query, scale = query * scale, 1.0
-        starts = attn_metadata.query_start_loc[: len(attn_metadata.seq_lens) + 1]
-        counts = starts.diff()
+        pieces = pieces_of(attn_metadata)
+        starts, counts = pieces.starts, pieces.starts.diff()
         several = counts > 1
         if self._has_operator:
             single = (counts == 1).nonzero()[:, 0]
             tokens = starts[single].long()
             output[tokens] = self._attend_single(
-                query[tokens], kv_cache, attn_metadata, single, scale
+                query[tokens],
+                kv_cache,
+                attn_metadata.block_table[pieces.requests[single]],
+                pieces.seq_lens[single],
+                scale,
             )
         else:
             several = counts > 0
         for row in several.nonzero()[:, 0].tolist():
             begin, end = int(starts[row]), int(starts[row + 1])
-            length = int(attn_metadata.seq_lens[row])
-            blocks = attn_metadata.block_table[row, : -(-length // kv_cache.size(2))]
+            length, request = int(pieces.seq_lens[row]), int(pieces.requests[row])
+            blocks = attn_metadata.block_table[request, : -(-length // kv_cache.size(2))]
             keys_values = kv_cache[blocks].transpose(0, 1).flatten(1, 2)[:, :length]
             output[begin:end] = self._attend(query[begin:end], keys_values, scale)
         return output
@@ -115,19 +120,27 @@ class HFAttentionImpl(CPUAttentionBackendImpl):
         self,
         query: torch.Tensor,
         kv_cache: torch.Tensor,
-        metadata: CPUAttentionMetadata,
-        requests: torch.Tensor,
+        block_table: torch.Tensor,
+        seq_lens: torch.Tensor,
         scale: float,
     ) -> torch.Tensor:
-        """Attend from one token of each of some requests, [num_requests, heads, head_size]."""
-        stops = metadata.seq_lens[requests].long()
+        """Attend from single tokens, [num_tokens, heads, head_size].
+
+        Args:
+            query: likewise.
+            kv_cache: of the layer.
+            block_table: [num_tokens, blocks], of each one's request.
+            seq_lens: int [num_tokens], how many tokens each sees.
+            scale: factor of the scores.
+        """
+        stops = seq_lens.long()
         starts = torch.zeros_like(stops)
         if self.sliding_window > 0:
             starts = (stops - self.sliding_window).clamp_min(0)
         attended = attend_in_pages(
             query.unsqueeze(2),
             kv_cache,
-            metadata.block_table[requests].int(),
+            block_table.int(),
             starts,
             stops,
             key_size=self.head_size,

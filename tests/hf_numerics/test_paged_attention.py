@@ -1,0 +1,44 @@
+"""Attention of single tokens of many requests has the bits that each request has alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from vllm.hf_numerics.paged_attention import attend_in_pages
+
+NUM_REQUESTS, BLOCKS, BLOCK_SIZE = 64, 13, 16
+
+
+def cancelling(shape: tuple[int, ...], dim: int, generator: torch.Generator) -> torch.Tensor:
+    """Numbers of many sizes, with their opposites: sums of them are what was rounded on the way."""
+    numbers = torch.randn(shape, generator=generator)
+    numbers *= torch.exp2(torch.randint(-6, 6, shape, generator=generator).float())
+    half, _ = numbers.chunk(2, dim)
+    return torch.cat((half, -half), dim)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 2, 64), (12, 12, 64)])
+def test_many_requests(dtype: torch.dtype, heads: int, kv_heads: int, size: int) -> None:
+    for seed in range(12):
+        generator = torch.Generator().manual_seed(seed)
+        lengths = torch.randint(1, BLOCKS * BLOCK_SIZE, (NUM_REQUESTS,), generator=generator)
+        shape = (NUM_REQUESTS * BLOCKS, kv_heads, BLOCK_SIZE, size)
+        keys, values = cancelling(shape, -1, generator), cancelling(shape, 2, generator)
+        pages = torch.cat((keys, values), -1).to(dtype)
+        half = torch.randn(NUM_REQUESTS, heads, 1, size // 2, generator=generator)
+        query = half.repeat(1, 1, 1, 2).to(dtype)
+        blocks = torch.arange(NUM_REQUESTS * BLOCKS, dtype=torch.int32).view(NUM_REQUESTS, BLOCKS)
+        found = attend_in_pages(
+            query, pages, blocks, torch.zeros(NUM_REQUESTS, dtype=torch.int64), lengths,
+            key_size=size, scale=None, enable_gqa=heads != kv_heads,
+        )  # fmt: skip
+        for i, length in enumerate(lengths.tolist()):
+            rows = pages[blocks[i].long()].transpose(0, 1).flatten(1, 2)[None, :, :length]
+            key, value = (x.contiguous() for x in rows.chunk(2, dim=-1))
+            expected = scaled_dot_product_attention(
+                query[i : i + 1], key, value, enable_gqa=heads != kv_heads
+            )
+            assert torch.equal(found[i, 0], expected[0, :, 0]), (seed, i, length)
