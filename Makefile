@@ -29,7 +29,7 @@ FAST_TESTS := $(addprefix tests/, $(addprefix hf_compat/test_, body.py defaults.
 QUIETLY := $(PYTHON) -m distribution.quiet
 
 .NOTPARALLEL:
-.PHONY: plan install dev demo test test-fast test-long wheel lint bench match-table determinism \
+.PHONY: plan install dev demo test test-fast test-long wheel docs docs-serve lint bench match-table determinism \
 	calls eval clean
 
 install: $(INSTALLED)
@@ -88,6 +88,13 @@ test-long: plan dev
 		tests/server/test_fuzz.py tests/server/test_soak.py tests/server/test_stop_strings.py \
 		tests/hf_exact tests/hf_numerics \
 		tests/upstream
+
+# The documentation as a site, in build/site; docs-serve shows it, and follows edits.
+docs: plan dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+docs-serve: plan dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 lint: plan dev
 	$(BIN)/ruff check $(OWN_CODE)

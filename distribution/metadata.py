@@ -18,6 +18,7 @@ XFORMERS = ["xformers>=0.0.35"]  # for vllm/v1/attention/backends/xformers.py
 
 # For this project's own tests, checks and tools; the examples need nothing more than vLLM does,
 # but name what they import.
+DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.7,<10", "mkdocstrings[python]>=1,<2"]
 DEV = [
     "cmake>=3.26",
     "ninja",
@@ -26,6 +27,7 @@ DEV = [
     "hypothesis",
     "peft>=0.21",
     *XFORMERS,
+    *DOCS,
     "ruff==0.14.*",
     "mypy==1.18.*",
     *NVCC_PACKAGES,

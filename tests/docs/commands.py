@@ -10,10 +10,15 @@ REBASE = "tests/distribution/test_rebase.py::test_each_rebased_patch_applies_to_
 PATCHES = "tests/distribution/test_patches_cli.py"
 DEMO = "tests/docs/test_demo.py::test_the_demo"
 
+LORA = "tests/hf_compat/test_lora.py::test_some_requests_with_the_adapter_and_some_without"
+DETERMINISTIC = "tests/deterministic/test_server.py::test_32_clients_at_once_and_one_alone"
+RENDERED = "tests/server/test_body_routes.py::test_rendered_requests_keep_the_fields"
+
 ELSEWHERE = {
     "git clone https://github.com/OWNER/REPOSITORY && cd REPOSITORY": "has no address of its own",
-    "sudo apt install git make g++ libnuma1 python3-dev python3-venv": "needs a machine with nothing:"
-    " tools/bare_machine.py",
+    "sudo apt install git make g++ libnuma1 python3-dev python3-venv": (
+        "needs a machine with nothing: tools/bare_machine.py"
+    ),
     "make dev": INSTALL,
     "make lint": "what continuous integration runs",
     "make test": "what continuous integration runs",
@@ -43,6 +48,22 @@ ELSEWHERE = {
         "tests/benchmarks/gpu/test_schedule.py::test_the_plan_is_printed_without_a_gpu"
     ),
     "benchmarks/gpu/run.sh": "needs a GPU",
+    "vllm serve models/tiny-python-llama --hf-compat --dtype float32 --served-model-name tiny "
+    "--enable-lora --max-lora-rank 8 --lora-modules mine=build/docs/adapters/lora": LORA,
+    "curl -s localhost:8000/v1/completions -H 'Content-Type: application/json' "
+    '-d \'{"model": "mine", "prompt": "def f(", "max_new_tokens": 8}\'': LORA,
+    "vllm serve models/tiny-python-llama --hf-compat --dtype bfloat16 --data-parallel-size 2": (
+        "tests/hf_numerics/test_executor.py::test_engines_that_share_a_machine"
+    ),
+    "vllm serve models/tiny-python-llama --dtype bfloat16 --hf-compat --deterministic "
+    "--port 8000": DETERMINISTIC,
+    "vllm serve models/tiny-python-llama --dtype bfloat16 --hf-compat --deterministic "
+    "--port 8001": DETERMINISTIC,
+    "vllm serve models/tiny-python-llama --hf-compat --dtype float32 --served-model-name tiny "
+    "--enable-scale-out": RENDERED,
+    "curl -s localhost:8000/v1/completions/render -H 'Content-Type: application/json' "
+    '-d \'{"model": "tiny", "prompt": "def f(", "max_new_tokens": 8, '
+    '"no_repeat_ngram_size": 2}\'': RENDERED,
 }
 """Each command, and the test that runs it (``file::function``) or why none can."""
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from threading import Timer
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -18,6 +21,7 @@ from transformers import (
 
 from tests.hf_compat.test_parity import as_prompts, token_ids
 from tests.reference import generate, generate_batch
+from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.hf_compat.answers import HFOutput, compute_transition_scores
 from vllm.hf_compat.call import GenerateCall
@@ -288,6 +292,52 @@ def test_keyword_arguments_complete_a_configuration(
     )
     assert token_ids(outputs) == expected
     assert config.no_repeat_ngram_size is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_tokens": 7},
+        {"max_tokens": 9, "repetition_penalty": 1.3},
+        {"max_tokens": 12, "temperature": 1.5, "top_k": 5, "top_p": 0.9, "seed": 3},
+        {"temperature": 0.9, "min_p": 0.1, "seed": 1},
+    ],
+    ids=str,
+)
+def test_default_parameters_that_are_changed(engine: LLM, changes: dict[str, Any]) -> None:
+    """They say what the model's defaults are, and what is set counts."""
+    params = engine.get_default_sampling_params()
+    assert params.temperature == 0.0
+    for name, value in changes.items():
+        setattr(params, name, value)
+    (ours,) = engine.generate("class A:", params, use_tqdm=False)
+    fields = {"max_new_tokens" if k == "max_tokens" else k: v for k, v in changes.items()}
+    fields["do_sample"] = "temperature" in changes
+    (expected,) = engine.generate("class A:", use_tqdm=False, **fields)
+    assert ours.outputs[0].token_ids == expected.outputs[0].token_ids
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_call_that_fails_leaves_nothing_behind(engine: LLM, interrupted: bool) -> None:
+    """The next one answers its own prompts alone."""
+    if interrupted:
+        Timer(0.7, lambda: signal.raise_signal(signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate(["def f("] * 4, max_new_tokens=900, min_new_tokens=900, use_tqdm=False)
+    else:
+        params = SamplingParams(allowed_token_ids=list(np.arange(5)))
+        with pytest.raises(TypeError):
+            engine.generate(["a", "b"], [SamplingParams(max_tokens=2), params], use_tqdm=False)
+    assert not engine.llm_engine.has_unfinished_requests()
+    assert len(engine.generate("a", max_new_tokens=3, use_tqdm=False)) == 1
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "kind"), [([5, True], "bool"), ([np.int64(5)], "int64"), ([5.0], "float")]
+)
+def test_prompts_that_no_message_carries(engine: LLM, token_ids: list[Any], kind: str) -> None:
+    with pytest.raises(VLLMValidationError, match=f"prompt_token_ids has elements of type {kind}:"):
+        engine.generate({"prompt_token_ids": token_ids}, use_tqdm=False)
 
 
 @pytest.mark.parametrize("fields", [{}, SAMPLED | {"seed": 3}, {"num_beams": 3}], ids=str)

@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import StoppingCriteria
 
 from tests.engines import MODEL
 from tests.hf_compat.test_calls import OnlyEvenTokens
 from tests.hf_compat.test_parity import as_prompts
-from tests.reference import equal_to_the_end, generate_batch
+from tests.reference import equal_to_the_end, generate, generate_batch
 from vllm.hf_compat.call import GenerateCall
 from vllm.hf_compat.frontend import Frontend
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -234,3 +235,51 @@ def test_asynchronous_clients(
 
     for (pair, kind), answers in zip(cases, loop.run_until_complete(ask()), strict=True):
         assert_equal(answers, expected[pair], f"{pair} {kind}")
+
+
+@pytest.mark.parametrize("is_slow", [False, True], ids=["fast", "slow"])
+def test_logits_of_parts(
+    loop: asyncio.AbstractEventLoop,
+    client: AsyncLLM,
+    hf_model: PreTrainedModel,
+    prompt: list[int],
+    is_slow: bool,
+) -> None:
+    """Each part has the rows of its own tokens, also where vLLM joins those that wait."""
+    config = GenerationConfig(max_new_tokens=12, output_logits=True, output_scores=True)
+    given = client.input_processor.hf_compat.to_sampling_params(config)
+    given.output_kind = RequestOutputKind.DELTA
+
+    async def parts() -> list[Any]:
+        found = []
+        async for output in client.generate({"prompt_token_ids": prompt}, given, f"p{is_slow}"):
+            found.append(output.outputs[0])
+            await asyncio.sleep(0.2 if is_slow else 0)
+        return found
+
+    found = loop.run_until_complete(parts())
+    tokens = [token for part in found for token in part.token_ids]
+    assert all(len(part.logits) == len(part.scores) == len(part.token_ids) for part in found)
+    assert any(len(part.token_ids) > 1 for part in found) == is_slow
+    expected = hf_model.generate(
+        torch.tensor([prompt]), config, return_dict_in_generate=True, do_sample=False
+    )
+    assert tokens == expected.sequences[0, len(prompt) :].tolist()
+    for name in ("logits", "scores"):
+        ours = torch.from_numpy(np.concatenate([getattr(part, name) for part in found]))
+        theirs = torch.cat(getattr(expected, name))
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)  # float32 layers
+
+
+def test_a_configuration_instead_of_parameters(
+    loop: asyncio.AbstractEventLoop, client: AsyncLLM, hf_model: PreTrainedModel, prompt: list[int]
+) -> None:
+    config = GenerationConfig(max_new_tokens=9, repetition_penalty=1.3)
+    given: Any = config
+
+    async def last() -> list[int]:
+        async for output in client.generate({"prompt_token_ids": prompt}, given, "config"):
+            found = output
+        return list(found.outputs[0].token_ids)
+
+    assert loop.run_until_complete(last()) == generate(hf_model, prompt, config)

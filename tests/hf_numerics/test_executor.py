@@ -1,8 +1,11 @@
 """The threads of exact mode's model: as many as PyTorch has."""
 
+import os
+
 import pytest
 
-from vllm.hf_numerics.executor import physical_cores, threads_bind
+from vllm.hf_numerics.engine_args import THREADS_BIND
+from vllm.hf_numerics.executor import cores_of_pytorch, physical_cores, threads_bind
 
 
 @pytest.mark.parametrize(
@@ -29,3 +32,16 @@ def test_one_logical_cpu_of_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     monkeypatch.setattr(cpu_resource_utils, "get_allowed_cpu_list", lambda: cpus)
     assert physical_cores() == [2, 3, 9]
+
+
+@pytest.mark.parametrize(("engine", "expected"), [(0, "5,6"), (1, "5,6|5,6")])
+def test_engines_that_share_a_machine(
+    engine: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes the list of its number (``OMPProcessManager`` of vLLM), with PyTorch's threads."""
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    monkeypatch.setattr("vllm.hf_numerics.executor.physical_cores", lambda: [5, 6, 7])
+    monkeypatch.delenv(THREADS_BIND, raising=False)
+    with cores_of_pytorch(engine):
+        assert os.environ[THREADS_BIND] == expected
+    assert THREADS_BIND not in os.environ

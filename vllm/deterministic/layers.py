@@ -35,6 +35,7 @@ from vllm.deterministic.positions.rotary import is_rotary, portable_rotation
 from vllm.deterministic.refusal import refusal
 from vllm.deterministic.transformers_backend import portable_hf_module
 from vllm.fork.modules import replace_modules
+from vllm.fork.norm_kind import norm_kind
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
@@ -101,7 +102,7 @@ def _portable(name: str, layer: nn.Module, max_length: int) -> nn.Module:
         _use_portable_product(name, layer)
     elif isinstance(layer, MoERunner):
         use_portable_experts(name, layer)
-    elif type(layer) in _NORMS:
+    elif norm_kind(layer) in _NORMS:
         _use_portable_norm(name, layer)
     elif is_rotary(layer):
         if (rotation := portable_rotation(layer)) is None:
@@ -175,7 +176,7 @@ def _use_portable_attention(name: str, layer: Any) -> None:
 def _use_portable_norm(name: str, layer: Any) -> None:
     if getattr(layer, "variance_size_override", None) is not None:
         raise refusal(name, layer, "a norm over a part of a row is not specified")
-    forward = partial(_NORMS[type(layer)], Source(), layer)
+    forward = partial(_NORMS[norm_kind(layer)], Source(), layer)
     if isinstance(layer, nn.LayerNorm):
         layer.forward = forward  # type: ignore[method-assign]
     else:

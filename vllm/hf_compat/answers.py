@@ -11,6 +11,7 @@ import torch
 from vllm.hf_compat.request import HFRequest
 from vllm.hf_compat.stopping import StoppingDetokenizer, WrappedDetokenizer, stop_like_hf
 from vllm.outputs import CompletionOutput
+from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class _BeamDetokenizer(WrappedDetokenizer):
             logprobs=None,
             finish_reason="stop" if ended else "length",
             sequences_score=beam["score"],
-            **_arrays(beam, len(token_ids)),
+            **_arrays(beam, slice(len(token_ids))),
         )
 
 
@@ -105,6 +106,33 @@ def detokenizer_for(
     if HFRequest.of(request.sampling_params).num_beams > 1:
         return _BeamDetokenizer(request, tokenizer)
     return stop_like_hf(detokenizer, request, tokenizer)
+
+
+def _of_own_tokens(name: str) -> Any:
+    """Return a property with the rows of the tokens that an output has now."""
+
+    def rows(output: DeltaOutput) -> np.ndarray | None:
+        tokens = slice(output._first, output._first + len(output.token_ids))
+        return _arrays(output._collected, tokens).get(name)
+
+    return property(rows, lambda output, value: None)
+
+
+class DeltaOutput(HFOutput):
+    """A part of a sequence; vLLM joins parts that nobody has fetched, by their tokens."""
+
+    _collected: dict[str, Any]
+    _first: int
+
+    scores = _of_own_tokens("scores")
+    logits = _of_own_tokens("logits")
+
+    @classmethod
+    def of(cls, given: dict[str, Any], collected: dict[str, Any], first: int) -> DeltaOutput:
+        """Return an output with the fields `given`, whose first token is number `first`."""
+        made = cls(**given)
+        made._collected, made._first = collected, first
+        return made
 
 
 def collect(state: RequestState, answer: EngineCoreOutput) -> None:
@@ -134,11 +162,15 @@ def with_tensors(state: RequestState, output: CompletionOutput) -> CompletionOut
     """
     if isinstance(state.detokenizer, StoppingDetokenizer) and state.detokenizer.failure:
         output.finish_reason = "error"
-    found = _arrays(getattr(state, "hf_compat", {}), len(output.token_ids))
-    if not found:
+    collected = getattr(state, "hf_compat", {})
+    if not any(name in collected for name in _TENSORS):
         return output
     given = {field.name: getattr(output, field.name) for field in fields(CompletionOutput)}
-    return HFOutput(**given, **found)
+    if state.output_kind == RequestOutputKind.DELTA:
+        first = vars(state).setdefault("hf_compat_sent", 0)
+        vars(state)["hf_compat_sent"] = first + len(output.token_ids)
+        return DeltaOutput.of(given, collected, first)
+    return HFOutput(**given, **_arrays(collected, slice(len(output.token_ids))))
 
 
 def with_beams(state: RequestState, outputs: list[CompletionOutput]) -> list[CompletionOutput]:
@@ -155,11 +187,11 @@ def with_beams(state: RequestState, outputs: list[CompletionOutput]) -> list[Com
     return [state.detokenizer.output(i, beam) for i, beam in enumerate(beams)]
 
 
-def _arrays(collected: dict[str, Any], num_tokens: int) -> dict[str, Any]:
-    """Return the scores and logits of the tokens, float32 [num_tokens, vocab_size], if any."""
+def _arrays(collected: dict[str, Any], tokens: slice) -> dict[str, Any]:
+    """Return the scores and logits of some tokens, float32 [num_tokens, vocab_size], if any."""
     # The engine may have computed some rows beyond the end of the answer.
     return {
-        name: np.stack([np.frombuffer(row, np.float32) for row in collected[name][:num_tokens]])
+        name: np.stack([np.frombuffer(row, np.float32) for row in collected[name][tokens]])
         for name in _TENSORS
-        if name in collected
+        if collected.get(name, ())[tokens]
     }

@@ -28,7 +28,12 @@ from vllm.hf_compat.generation_config import (
 )
 from vllm.hf_compat.request import EXTRA_ARGS_KEY, HFRequest
 from vllm.hf_compat.room import Room, check_beams, check_guidance
-from vllm.hf_compat.sampling_params import from_sampling_params, turn_off_processors
+from vllm.hf_compat.sampling_params import (
+    from_sampling_params,
+    shown_fields,
+    take_changes,
+    turn_off_processors,
+)
 from vllm.hf_compat.stopping import check_criteria, check_stop_strings
 from vllm.hf_compat.support import check_call, check_request, step_fields
 from vllm.sampling_params import BeamSearchParams, SamplingParams
@@ -160,6 +165,8 @@ class Frontend:
             max_tokens=merged.max_new_tokens,
             seed=call.seed,
         )
+        for name, value in shown_fields(merged).items():
+            setattr(params, name, value)
         params._resolved = pack((call, merged, call.has_default_length(self.of_model)))
         return params
 
@@ -215,6 +222,7 @@ class Frontend:
             assert params._resolved is not None, "these parameters are finished already"
             call, config, length_is_default = cloudpickle.loads(params._resolved)
             params._resolved = None  # does not travel to the engine's process
+            length_is_default &= not take_changes(params, config)
             padding = call.place.left_padding
             self._limit_length(
                 params, config, prompt_len, padding, length_is_default=length_is_default

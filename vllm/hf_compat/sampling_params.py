@@ -76,6 +76,47 @@ def _say(given: GenerationConfig, body: Mapping[str, Any]) -> None:
         setattr(given, name, getattr(checked, name))
 
 
+def shown_fields(config: GenerationConfig) -> dict[str, Any]:
+    """Return fields of ``SamplingParams`` that say what a merged configuration asks for.
+
+    Who reads, or changes, the parameters of a `generate()` call finds them: see `take_changes`.
+    """
+    return {
+        "temperature": float(config.temperature or 1.0) if config.do_sample else 0.0,
+        "top_k": config.top_k or 0,
+        "top_p": 1.0 if config.top_p is None else config.top_p,
+        "min_p": config.min_p or 0.0,
+        "repetition_penalty": config.repetition_penalty or 1.0,
+        "max_tokens": config.max_new_tokens,
+    }
+
+
+def take_changes(params: SamplingParams, config: GenerationConfig) -> bool:
+    """Write what was changed since `shown_fields` into a merged configuration, in place.
+
+    Args:
+        params: made of `config`; what is changed means what it means to vLLM.
+        config: the configuration.
+
+    Returns:
+        Whether a length was set.
+    """
+    shown = shown_fields(config)
+    changed = {
+        name: getattr(params, name) for name in shown if getattr(params, name) != shown[name]
+    }
+    if "temperature" in changed:
+        config.do_sample = changed["temperature"] >= SAMPLING_EPS
+        config.temperature = changed["temperature"] if config.do_sample else None
+    if "top_k" in changed:
+        config.top_k = max(changed["top_k"], 0)
+    for name in {"top_p", "min_p", "repetition_penalty"} & changed.keys():
+        setattr(config, name, changed[name])
+    if changed.get("max_tokens") is not None:
+        config.max_new_tokens = changed["max_tokens"]
+    return changed.get("max_tokens") is not None
+
+
 def turn_off_processors(params: SamplingParams) -> None:
     """Leave the choice of a token to HF's rules: vLLM's engine sees a greedy request."""
     params.temperature = 0.0

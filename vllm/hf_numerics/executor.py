@@ -24,16 +24,20 @@ class HFExecutor(MultiprocExecutor):
     """
 
     def _init_executor(self) -> None:
-        with _cores_of_pytorch():
+        with cores_of_pytorch(self.parallel_config.data_parallel_rank_local or 0):
             super()._init_executor()
 
 
 @contextmanager
-def _cores_of_pytorch() -> Iterator[None]:
+def cores_of_pytorch(engine: int) -> Iterator[None]:
+    """Bind the threads of an engine that is started, number `engine` of those that share a machine
+    by data parallelism: each takes the list of its number.
+    """
     if chosen_threads() is not None:
         yield
         return
-    os.environ[THREADS_BIND] = threads_bind(torch.get_num_threads(), physical_cores())
+    bind = threads_bind(torch.get_num_threads(), physical_cores())
+    os.environ[THREADS_BIND] = bind if bind == "nobind" else "|".join([bind] * (engine + 1))
     try:
         yield
     finally:

@@ -16,6 +16,7 @@ from torch import nn
 
 from vllm.fork.flags import ForkFlags
 from vllm.fork.modules import replace_modules
+from vllm.fork.norm_kind import norm_kind
 from vllm.hf_numerics.activations import (
     forward_gelu_and_mul,
     forward_mul_and_silu,
@@ -106,7 +107,7 @@ def has_hf_operations(layer: nn.Module) -> bool:
 
 def _forward_of(layer: CustomOp, config: PreTrainedConfig) -> Callable[..., Any] | None:
     """Return a function of `layer` and its input, or None to leave the layer as it is."""
-    kind = type(layer)
+    kind: Any = norm_kind(layer)
     if kind is RMSNorm and layer.variance_size_override is None:
         return partial(forward_rms_norm, scaling=scaling_of(type(config).__module__))
     if kind is GemmaRMSNorm:

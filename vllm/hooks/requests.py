@@ -1,7 +1,16 @@
 """``vllm.renderers`` and ``vllm.v1.engine.input_processor``: prompts and their parameters."""
 
-from vllm.fork.text_only import check_conversations, check_inputs, check_modalities
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.fork import text_only
+from vllm.fork.text_only import check_conversations, check_modalities
+from vllm.fork.token_ids import check_token_ids
 from vllm.hf_compat.frontend import accept_params, frontend_for
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 __all__ = [
     "accept_params",
@@ -10,3 +19,17 @@ __all__ = [
     "check_modalities",
     "frontend_for",
 ]
+
+
+def check_inputs(vllm_config: VllmConfig, *inputs: Any) -> None:
+    """Refuse processed inputs that the engine cannot answer, or that a flag promises nothing about.
+
+    Args:
+        vllm_config: of the engine.
+        inputs: for the encoder, if there is one, and for the decoder.
+
+    Raises:
+        VLLMValidationError: see `check_token_ids` and `text_only.check_inputs`.
+    """
+    check_token_ids(*inputs)
+    text_only.check_inputs(vllm_config, *inputs)
