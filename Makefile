@@ -66,8 +66,11 @@ demo: plan $(INSTALLED)
 	@$(BIN)/python examples/hf_vs_vllm.py 2>build/demo.log || { status=$$?; \
 	grep -oE '[A-Za-z]+(Error|Exception): .*' build/demo.log | head -n 1 >&2; echo "The whole output is in build/demo.log." >&2; exit $$status; }
 
+# Tests of kernels, which compile more than they compute, two files at a time; all others have the
+# machine for themselves, since engines, and bits in 16 bits, go by the number of threads.
 test: plan dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests/kernels tests/structure
+	$(BIN)/python -m pytest --ignore=tests/kernels --ignore=tests/structure
 
 test-fast: plan dev
 	$(BIN)/python -m pytest $(FAST_TESTS)

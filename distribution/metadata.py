@@ -24,6 +24,7 @@ DEV = [
     "ninja",
     "pytest>=8",
     "pytest-timeout",
+    "pytest-xdist",
     "hypothesis",
     "peft>=0.21",
     *XFORMERS,

@@ -26,5 +26,5 @@ if __name__ == "__main__":
             ids, max_new_tokens=16, output_logits=True, return_dict_in_generate=True
         )
         logits = torch.cat(theirs.logits)
-        equal = torch.equal(logits, answer.outputs[0].logits)
+        equal = torch.equal(logits, torch.from_numpy(answer.outputs[0].logits))
         print("the same bits" if equal else "DIFFERENT", tuple(logits.shape), repr(prompt))
