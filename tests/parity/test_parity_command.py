@@ -64,12 +64,15 @@ def test_arguments_reach_the_comparison(monkeypatch: pytest.MonkeyPatch, tmp_pat
     prompts.write_text("one\n\ntwo\n")
     with pytest.raises(SystemExit, match="seen"):
         run("model", "--prompts", str(prompts), "--modes", "exact", "--dtypes", "float32,float16",
-            "--max-new-tokens", "7", "--generation", '{"top_k": 4}')  # fmt: skip
-    expected = Setting("model", "float32", ("one", "two"), 7, {"top_k": 4})
+            "--max-new-tokens", "7", "--generation", '{"top_k": 4}', "--trust-remote-code",
+        )  # fmt: skip
+    expected = Setting("model", "float32", ("one", "two"), 7, {"top_k": 4}, trust_remote_code=True)
     assert asked == [expected, ["exact"], ["float32", "float16"]]
 
 
 def test_the_bundled_model_is_the_default() -> None:
     assert bundled_model() == str(MODEL)
-    arguments = argparse.Namespace(prompts=None, generation="{}", max_new_tokens=3)
+    arguments = argparse.Namespace(
+        prompts=None, generation="{}", max_new_tokens=3, trust_remote_code=False
+    )
     assert cli._setting([], "float32", arguments) == Setting(str(MODEL), "float32", PROMPTS, 3, {})

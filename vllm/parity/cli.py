@@ -58,6 +58,9 @@ class ParitySubcommand(CLISubcommand):
         parser.add_argument(
             "--generation", default="{}", help='fields of GenerationConfig, {"top_k": 5}'
         )
+        parser.add_argument(
+            "--trust-remote-code", action="store_true", help="run code that comes with the model"
+        )
         parser.add_argument("--json", type=Path, help="write the report here, too")
         parser.add_argument("--html", type=Path, help="write one page with plots here, too")
         parser.add_argument(
@@ -134,4 +137,4 @@ def _setting(names: list[str], dtype: str, args: argparse.Namespace) -> Setting:
     if not isinstance(generation, dict):
         raise ValueError("--generation is no JSON object.")
     model = names[0] if names else bundled_model()
-    return Setting(model, dtype, prompts, args.max_new_tokens, generation)
+    return Setting(model, dtype, prompts, args.max_new_tokens, generation, args.trust_remote_code)

@@ -35,6 +35,7 @@ class Setting:
         prompts: texts.
         max_new_tokens: of each answer.
         generation: further fields of `GenerationConfig`, such as ``repetition_penalty``.
+        trust_remote_code: whether code that comes with the model is run, as in Transformers.
     """
 
     model: str
@@ -42,6 +43,7 @@ class Setting:
     prompts: tuple[str, ...] = PROMPTS
     max_new_tokens: int = 48
     generation: dict[str, Any] | None = None
+    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

@@ -61,9 +61,13 @@ class HuggingFace:
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
-        self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(setting.model)
+        self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            setting.model, trust_remote_code=setting.trust_remote_code
+        )
         self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            setting.model, dtype=getattr(torch, setting.dtype)
+            setting.model,
+            dtype=getattr(torch, setting.dtype),
+            trust_remote_code=setting.trust_remote_code,
         ).eval()
         if torch.cuda.is_available():
             self.model.cuda()
@@ -120,6 +124,7 @@ def engine(setting: Setting, mode: str, num_tokens: int) -> Iterator[LLM]:
         llm = LLM(
             setting.model,
             dtype=setting.dtype,
+            trust_remote_code=setting.trust_remote_code,
             max_model_len=length,
             max_num_batched_tokens=max(2048, length),  # prompts in one piece
             enforce_eager=True,
