@@ -66,11 +66,12 @@ demo: plan $(INSTALLED)
 	@$(BIN)/python examples/hf_vs_vllm.py 2>build/demo.log || { status=$$?; \
 	grep -oE '[A-Za-z]+(Error|Exception): .*' build/demo.log | head -n 1 >&2; echo "The whole output is in build/demo.log." >&2; exit $$status; }
 
-# Tests of kernels, which compile more than they compute, two files at a time; all others have the
-# machine for themselves, since engines, and bits in 16 bits, go by the number of threads.
+# Tests of kernels and of the installation, which compile more than they compute, two files at a
+# time; all others have the machine for themselves, since bits go by the number of threads.
+TWO_AT_A_TIME := tests/kernels tests/distribution tests/structure
 test: plan dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile tests/kernels tests/structure
-	$(BIN)/python -m pytest --ignore=tests/kernels --ignore=tests/structure
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(TWO_AT_A_TIME)
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(TWO_AT_A_TIME))
 
 test-fast: plan dev
 	$(BIN)/python -m pytest $(FAST_TESTS)
