@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from threading import Timer
@@ -321,7 +322,7 @@ def test_default_parameters_that_are_changed(engine: LLM, changes: dict[str, Any
 def test_a_call_that_fails_leaves_nothing_behind(engine: LLM, interrupted: bool) -> None:
     """The next one answers its own prompts alone."""
     if interrupted:
-        Timer(0.7, lambda: signal.raise_signal(signal.SIGINT)).start()
+        Timer(0.7, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             engine.generate(["def f("] * 4, max_new_tokens=900, min_new_tokens=900, use_tqdm=False)
     else:

@@ -115,7 +115,9 @@ def undisturbed(address: str, canary: Canary) -> Iterator[None]:
 def memory_of(address: str) -> int:
     """Return the bytes that a server of this process holds, with its engine and workers."""
     port = str(urlsplit(address).port)
-    servers = [one for one in psutil.Process().children() if port in one.cmdline()]
+    children = psutil.Process().children()
+    alive = [one for one in children if one.status() != psutil.STATUS_ZOMBIE]
+    servers = [one for one in alive if port in one.cmdline()]
     family = [relative for one in servers for relative in (one, *one.children(recursive=True))]
     assert family
     return sum(one.memory_info().rss for one in family)

@@ -80,15 +80,30 @@ def shown_fields(config: GenerationConfig) -> dict[str, Any]:
     """Return fields of ``SamplingParams`` that say what a merged configuration asks for.
 
     Who reads, or changes, the parameters of a `generate()` call finds them: see `take_changes`.
+    Values that vLLM does not have are left out, since HF refuses them or knows more of them, and
+    ``min_p``, which vLLM does not have together with drafts.
     """
-    return {
-        "temperature": float(config.temperature or 1.0) if config.do_sample else 0.0,
+    shown = {
+        "temperature": 1.0 if config.temperature is None else config.temperature,
         "top_k": config.top_k or 0,
         "top_p": 1.0 if config.top_p is None else config.top_p,
-        "min_p": config.min_p or 0.0,
-        "repetition_penalty": config.repetition_penalty or 1.0,
-        "max_tokens": config.max_new_tokens,
+        "repetition_penalty": 1.0
+        if config.repetition_penalty is None
+        else config.repetition_penalty,
     }
+    if not config.do_sample:
+        shown["temperature"] = 0.0
+    fields = {name: value for name, value in shown.items() if _is_of_vllm(name, value)}
+    return {**fields, "max_tokens": config.max_new_tokens}
+
+
+def _is_of_vllm(name: str, value: Any) -> bool:
+    """Whether ``SamplingParams`` takes a value."""
+    try:
+        SamplingParams(**{name: value})
+    except (ValueError, TypeError, VLLMValidationError):
+        return False
+    return True
 
 
 def take_changes(params: SamplingParams, config: GenerationConfig) -> bool:
@@ -101,9 +116,10 @@ def take_changes(params: SamplingParams, config: GenerationConfig) -> bool:
     Returns:
         Whether a length was set.
     """
-    shown = shown_fields(config)
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens")
+    before = {name: getattr(SamplingParams(), name) for name in names} | shown_fields(config)
     changed = {
-        name: getattr(params, name) for name in shown if getattr(params, name) != shown[name]
+        name: getattr(params, name) for name in names if getattr(params, name) != before[name]
     }
     if "temperature" in changed:
         config.do_sample = changed["temperature"] >= SAMPLING_EPS

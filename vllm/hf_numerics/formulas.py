@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from transformers.models.bloom.modeling_bloom import bloom_gelu_forward
 
+from vllm.hf_numerics.activations import by_request
 from vllm.hf_numerics.attn_implementation import attn_implementation
 from vllm.logger import init_logger
 from vllm.model_executor.layers.activation import GELU
@@ -23,7 +24,7 @@ class BloomGELU(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the function of each element of x, of its shape and dtype."""
-        return bloom_gelu_forward(x)
+        return by_request(bloom_gelu_forward, x)
 
 
 def use_hf_formulas(model: nn.Module, vllm_config: VllmConfig) -> None:

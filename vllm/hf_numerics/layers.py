@@ -18,6 +18,7 @@ from vllm.fork.flags import ForkFlags
 from vllm.fork.modules import replace_modules
 from vllm.fork.norm_kind import norm_kind
 from vllm.hf_numerics.activations import (
+    by_request,
     forward_gelu_and_mul,
     forward_mul_and_silu,
     forward_silu_and_mul,
@@ -116,9 +117,15 @@ def _forward_of(layer: CustomOp, config: PreTrainedConfig) -> Callable[..., Any]
         return LayerNorm.forward_native  # PyTorch's function
     if kind in _GATED:
         return _GATED[kind]
-    if kind in _NATIVE or isinstance(layer, RotaryEmbeddingBase):
+    if kind in _NATIVE:
+        return _forward_native
+    if isinstance(layer, RotaryEmbeddingBase):
         return kind.forward_native
     return None
+
+
+def _forward_native(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    return by_request(layer.forward_native, x)
 
 
 def _use_hf_attention(model: nn.Module, config: PreTrainedConfig) -> None:
