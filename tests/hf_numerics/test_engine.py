@@ -88,7 +88,7 @@ def test_bits_after_a_preemption(
         prompts = [prompt[:40] for prompt in prompt_ids(tokenizer, len(configs))]
         outputs = llm.generate(as_prompts(prompts), configs, use_tqdm=False, seed=7)
         preempted = [one for one in llm.get_metrics() if one.name == "vllm:num_preemptions"]
-    assert sum(one.value for one in preempted) > 1
+    assert sum(one.value for one in preempted) > 0
     for prompt, config, output in zip(prompts, configs, outputs, strict=True):
         torch.manual_seed(7)
         expected = hf_bfloat16.generate(

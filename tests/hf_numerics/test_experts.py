@@ -86,7 +86,8 @@ def test_requests_of_a_step(
     ours = mixture_of(model_of(config))
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(STARTS[-1], 256, generator=generator).to(dtype)
-    step = {"attention": SimpleNamespace(query_start_loc=torch.tensor(STARTS))}
+    starts = torch.tensor(STARTS)
+    step = {"attention": SimpleNamespace(query_start_loc=starts, seq_lens=starts.diff())}
     with set_forward_context(step, config, num_tokens=STARTS[-1]), monkeypatch.context() as patch:
         rows = [record_rows(patch, type(one)) for one in (theirs.gate, theirs.experts)]
         found = ours(x.clone())

@@ -52,7 +52,9 @@ def _pieces(query_start_loc: torch.Tensor, seq_lens: torch.Tensor) -> Pieces:
     counts = starts.diff()
     whole = Pieces(starts, torch.arange(len(seq_lens)), seq_lens)
     several = (counts > 1).nonzero()[:, 0].tolist()
-    lengths = prompt_lengths(get_forward_context().no_compile_layers, several) if several else None
+    lengths = None
+    if several and is_forward_context_available():
+        lengths = prompt_lengths(get_forward_context().no_compile_layers, several)
     if lengths is None:
         return whole
     num_single = torch.zeros(len(seq_lens), dtype=torch.int64)
