@@ -30,7 +30,7 @@ def by_request(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> 
         function: of as many tensors of one shape.
         inputs: [..., d], the tokens of a step, or rows that are no step's.
     """
-    rows = [x.flatten(0, -2) for x in inputs]
+    rows = [x.reshape(-1, x.shape[-1]) for x in inputs]
     parts = [
         function(*(x[begin:end].contiguous() for x in rows))
         for begin, end in _parts(*rows[0].shape)
