@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 def used_names() -> dict[str, set[str]]:
     """Return the names that the overlay imports, by upstream's module."""
     paths = sorted((ROOT / "vllm").rglob("*.py"))
-    own = {_module(path.relative_to(ROOT)) for path in paths}
+    own = {module_name(path.relative_to(ROOT)) for path in paths}
     found: defaultdict[str, set[str]] = defaultdict(set)
     for path in paths:
         for module, name in _imports(ast.parse(path.read_text())):
@@ -31,7 +31,8 @@ def used_names() -> dict[str, set[str]]:
     return dict(found)
 
 
-def _module(path: Path) -> str:
+def module_name(path: Path) -> str:
+    """Return the name of a module by its path in the repository; packages have their own."""
     parts = path.with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -53,7 +54,7 @@ def missing_names(wheel: Path) -> list[str]:
     """Return the names that a wheel of vLLM does not define, each as ``module.name``."""
     with ZipFile(wheel) as archive:
         sources = {
-            _module(Path(name)): archive.read(name).decode()
+            module_name(Path(name)): archive.read(name).decode()
             for name in archive.namelist()
             if name.startswith("vllm/") and name.endswith(".py")
         }

@@ -6,16 +6,13 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tools.upstream_names import ROOT, module_name
 
 
 def modules() -> dict[str, Path]:
     """Return the modules of the overlay by name; packages by their own."""
-    found = {}
-    for path in sorted((ROOT / "vllm").rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+    paths = sorted((ROOT / "vllm").rglob("*.py"))
+    return {module_name(path.relative_to(ROOT)): path for path in paths}
 
 
 def imports_of(name: str, known: dict[str, Path]) -> set[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from graphlib import TopologicalSorter
 
-from tests.structure.imports import ROOT, imports_of, modules
+from tests.engines import ROOT
+from tests.structure.imports import imports_of, modules
 
 FLOORS = (
     {"hooks"},

@@ -9,7 +9,7 @@ from statistics import median
 
 import pytest
 
-from tests.structure.imports import ROOT
+from tests.engines import ROOT
 
 PYTHON = ("vllm", "distribution", "benchmarks", "examples", "tests", "tools")
 MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_FUNCTION, MEDIAN_LINES_OF_A_FUNCTION = 450, 60, 9

@@ -167,7 +167,7 @@ def with_tensors(state: RequestState, output: CompletionOutput) -> CompletionOut
         return output
     given = {field.name: getattr(output, field.name) for field in fields(CompletionOutput)}
     if state.output_kind == RequestOutputKind.DELTA:
-        first = vars(state).setdefault("hf_compat_sent", 0)
+        first = vars(state).get("hf_compat_sent", 0)
         vars(state)["hf_compat_sent"] = first + len(output.token_ids)
         return DeltaOutput.of(given, collected, first)
     return HFOutput(**given, **_arrays(collected, slice(len(output.token_ids))))

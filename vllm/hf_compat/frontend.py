@@ -55,7 +55,9 @@ class HFSamplingParams(SamplingParams, kw_only=True):  # type: ignore[call-arg]
     """
 
     _resolved: bytes | None = None
-    """A `GenerateCall`, its merged configuration, and whether nobody has set ``max_length``."""
+    """A `GenerateCall`, its merged configuration, whether nobody has set ``max_length``, and
+    `shown_fields`.
+    """
 
 
 def frontend_for(vllm_config: VllmConfig) -> Frontend | None:
@@ -165,9 +167,10 @@ class Frontend:
             max_tokens=merged.max_new_tokens,
             seed=call.seed,
         )
-        for name, value in shown_fields(merged).items():
+        shown = shown_fields(merged)
+        for name, value in shown.items():
             setattr(params, name, value)
-        params._resolved = pack((call, merged, call.has_default_length(self.of_model)))
+        params._resolved = pack((call, merged, call.has_default_length(self.of_model), shown))
         return params
 
     def check(self, params: SamplingParams | BeamSearchParams) -> None:
@@ -220,9 +223,9 @@ class Frontend:
         """Return the call and its merged configuration; write its length into the parameters."""
         if isinstance(params, HFSamplingParams):
             assert params._resolved is not None, "these parameters are finished already"
-            call, config, length_is_default = cloudpickle.loads(params._resolved)
+            call, config, length_is_default, shown = cloudpickle.loads(params._resolved)
             params._resolved = None  # does not travel to the engine's process
-            length_is_default &= not take_changes(params, config)
+            length_is_default &= not take_changes(params, config, shown)
             padding = call.place.left_padding
             self._limit_length(
                 params, config, prompt_len, padding, length_is_default=length_is_default

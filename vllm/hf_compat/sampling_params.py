@@ -34,6 +34,13 @@ SAMPLING_EPS = 1e-5
 """vLLM's own bound below which a temperature means greedy search."""
 
 
+_DEFAULTS: dict[str, Any] = {
+    name: getattr(SamplingParams(), name)
+    for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens")
+}
+"""Of ``SamplingParams``, for the fields that HF has, too."""
+
+
 def from_sampling_params(
     params: SamplingParams, of_model: GenerationConfig, body: Mapping[str, Any] | None = None
 ) -> GenerationConfig:
@@ -106,21 +113,22 @@ def _is_of_vllm(name: str, value: Any) -> bool:
     return True
 
 
-def take_changes(params: SamplingParams, config: GenerationConfig) -> bool:
+def take_changes(
+    params: SamplingParams, config: GenerationConfig, shown: Mapping[str, Any]
+) -> bool:
     """Write what was changed since `shown_fields` into a merged configuration, in place.
 
     Args:
         params: made of `config`; what is changed means what it means to vLLM.
         config: the configuration.
+        shown: what `shown_fields` returned for it.
 
     Returns:
         Whether a length was set.
     """
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens")
-    before = {name: getattr(SamplingParams(), name) for name in names} | shown_fields(config)
-    changed = {
-        name: getattr(params, name) for name in names if getattr(params, name) != before[name]
-    }
+    before = {**_DEFAULTS, **shown}
+    changed = {name: getattr(params, name) for name in before}
+    changed = {name: value for name, value in changed.items() if value != before[name]}
     if "temperature" in changed:
         config.do_sample = changed["temperature"] >= SAMPLING_EPS
         config.temperature = changed["temperature"] if config.do_sample else None

@@ -8,6 +8,7 @@ request that goes on.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
@@ -105,12 +106,18 @@ def runs(starts: list[int]) -> list[tuple[bool, int, int]]:
     Args:
         starts: first row of each piece, and the number of rows.
     """
+    return list(_runs(tuple(starts)))
+
+
+@functools.lru_cache(maxsize=4)
+def _runs(starts: tuple[int, ...]) -> tuple[tuple[bool, int, int], ...]:
+    """Return the same; the layers of a step ask for it one after the other."""
     spans = [span for span in pairwise(starts) if span[0] < span[1]]
-    merged = []
+    merged: list[tuple[bool, int, int]] = []
     for is_single, group in groupby(spans, key=lambda span: span[1] - span[0] == 1):
         members = list(group)
         if is_single:
             merged.append((True, members[0][0], members[-1][1]))
         else:
             merged.extend((False, begin, end) for begin, end in members)
-    return merged
+    return tuple(merged)
