@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import openai
 import pytest
@@ -36,13 +38,14 @@ def test_what_a_page_shows_runs(
     monkeypatch.chdir(ROOT)
     names: dict[str, Any] = {"__name__": "__main__", **known_names()}
     address = "http://127.0.0.1:8000"
-    for block in BLOCKS[page]:
-        if block.language == "bash":
-            address = run_commands(block, servers) or address
-        elif block.language == "python" and not block.code.startswith(NOT_RUN):
-            code = block.code.replace("http://127.0.0.1:8000", address)
-            for part in columns(code):
-                exec(compile(on_disk(part), block.place, "exec"), names)
+    with patch.dict(os.environ):  # what a page sets is gone after it
+        for block in BLOCKS[page]:
+            if block.language == "bash":
+                address = run_commands(block, servers) or address
+            elif block.language == "python" and not block.code.startswith(NOT_RUN):
+                code = block.code.replace("http://127.0.0.1:8000", address)
+                for part in columns(code):
+                    exec(compile(on_disk(part), block.place, "exec"), names)
 
 
 def known_names() -> dict[str, Any]:
