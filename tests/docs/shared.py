@@ -6,27 +6,18 @@ engine with the same arguments was the same one before, so it is started once.
 
 from __future__ import annotations
 
-import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.engines import MODEL, ROOT
-from tests.server.conftest import Server, free_port, wait_until_healthy
+from tests.engines import MODEL
+from tests.server.conftest import Server, start_command, wait_until_healthy
 
 if TYPE_CHECKING:
     from vllm import LLM
 
 HUB = {"facebook/opt-125m": str(MODEL), "Qwen/Qwen3-0.6B": str(MODEL)}
 """Models that pages name, and what stands in for them where there is no network."""
-
-ENVIRONMENT = {
-    **os.environ,
-    "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-}
 
 
 class Engines:
@@ -66,14 +57,7 @@ class Servers:
         """Return where the server of a command line answers; it is started if it does not run."""
         if command not in self._servers:
             self.close()
-            log, port = self._folder / "server.log", free_port()
-            words = [*shlex.split(command), "--port", str(port), "--enforce-eager"]
-            words += ["--max-model-len", "2048", "--kv-cache-memory-bytes", str(1 << 28)]
-            with log.open("wb") as output:
-                process = subprocess.Popen(
-                    words, cwd=ROOT, env=ENVIRONMENT, stdout=output, stderr=output
-                )
-            server = Server(process, f"http://127.0.0.1:{port}", log)
+            server = start_command(shlex.split(command), self._folder)
             self._servers[command] = server
             wait_until_healthy(server)
         return self._servers[command].address

@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tests.docs.shared import ENVIRONMENT
 from tests.engines import ROOT
+from tests.server.conftest import ENVIRONMENT
 
 
 def test_the_demo() -> None:

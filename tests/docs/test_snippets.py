@@ -17,8 +17,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.docs.blocks import Block, blocks_of, pages
 from tests.docs.commands import ELSEWHERE, commands_of
-from tests.docs.shared import ENVIRONMENT, HUB, Servers
+from tests.docs.shared import HUB, Servers
 from tests.engines import MODEL, ROOT
+from tests.server.conftest import ENVIRONMENT
 
 NOT_RUN = "# not run: "
 """First line of Python that needs what is not here, and says what."""

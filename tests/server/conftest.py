@@ -18,7 +18,7 @@ import openai
 import pytest
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from tests.engines import MODEL
+from tests.engines import MODEL, ROOT
 from tests.reference import generate, prompt_texts
 from tests.server.witness import Canary
 
@@ -31,6 +31,15 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+ENVIRONMENT = {
+    **os.environ,
+    "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+    # Spawned processes import everything anew: the flags must reach them through the config alone.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+}
+"""Of commands that tests start."""
 
 
 @dataclass
@@ -49,18 +58,24 @@ class Server:
 
 def start_server(folder: Path, *flags: str) -> Server:
     """Start to serve the bundled model as ``tiny``; the log is in `folder`."""
-    port = free_port()
-    log = folder / "log"
-    command = [
-        str(Path(sys.executable).parent / "vllm"), "serve", str(MODEL),
-        "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port),
-        "--max-model-len", "2048", "--enforce-eager", "--kv-cache-memory-bytes", str(1 << 28),
-        *flags,
-    ]  # fmt: skip
-    # Spawned processes import everything anew: the flags must reach them through the config alone.
-    environment = {**os.environ, "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+    return start_command(
+        ["vllm", "serve", str(MODEL), "--served-model-name", "tiny", "--host", "127.0.0.1", *flags],
+        folder,
+    )
+
+
+def start_command(words: list[str], folder: Path) -> Server:
+    """Start ``vllm serve MODEL ...``, small unless it says more, in the repository's folder."""
+    port, log = free_port(), folder / "log"
+    small = ["--max-model-len", "2048", "--enforce-eager", "--kv-cache-memory-bytes", str(1 << 28)]
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
+        process = subprocess.Popen(
+            [*words[:3], "--port", str(port), *small, *words[3:]],
+            cwd=ROOT,
+            env=ENVIRONMENT,
+            stdout=output,
+            stderr=output,
+        )
     return Server(process, f"http://127.0.0.1:{port}", log)
 
 
