@@ -19,6 +19,7 @@ XFORMERS = ["xformers>=0.0.35"]  # for vllm/v1/attention/backends/xformers.py
 # For this project's own tests, checks and tools; the examples need nothing more than vLLM does,
 # but name what they import.
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.7,<10", "mkdocstrings[python]>=1,<2"]
+BULK = ["pyarrow>=20", "datasets>=4"]  # inputs of vllm/bulk
 DEV = [
     "cmake>=3.26",
     "ninja",
@@ -28,6 +29,7 @@ DEV = [
     "hypothesis",
     "peft>=0.21",
     *XFORMERS,
+    *BULK,
     *DOCS,
     "ruff==0.14.*",
     "mypy==1.18.*",
@@ -63,6 +65,7 @@ def adapt_metadata(pristine: Path, pin: Pin) -> Metadata:
     torch: list[str] = []
     extras: dict[str, list[str]] = {name: [] for name in message.get_all("Provides-Extra") or []}
     extras |= {"dev": list(DEV), "eval": list(EVAL), "multimodal": [], "xformers": list(XFORMERS)}
+    extras |= {"bulk": list(BULK)}
     extras |= {"compiled": []} if pin.compiled else {}
     for line in message.get_all("Requires-Dist") or []:
         requirement = Requirement(line)

@@ -16,7 +16,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 def run(*words: str) -> None:
     parser = FlexibleArgumentParser()
-    (command,) = cli.cmd_init()
+    command = cli.ParitySubcommand()
     command.subparser_init(parser.add_subparsers())
     command.cmd(parser.parse_args(["parity", *words]))
 

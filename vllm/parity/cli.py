@@ -73,11 +73,6 @@ class ParitySubcommand(CLISubcommand):
         return parser
 
 
-def cmd_init() -> list[CLISubcommand]:
-    """Return the commands, as each module of vLLM's command line does."""
-    return [ParitySubcommand()]
-
-
 def _run(words: list[str], args: argparse.Namespace) -> None:
     from rich.console import Console
     from transformers.utils import logging as transformers_logging

@@ -1,0 +1,120 @@
+"""What stops a run, and what is kept then."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bulk.plans import answer, plan_of
+from vllm.bulk import cli
+from vllm.bulk.journal import Journal, NotWrittenError
+from vllm.bulk.rows import Row
+from vllm.bulk.runner import Runner
+from vllm.bulk.server import EngineEndedError
+from vllm.bulk.tasks import Answer, Task
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+ROWS = 100
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    journal = Journal(tmp_path / "log", plan_of(ROWS))
+    yield journal
+    journal.close()
+
+
+def rows(bad: int = 0) -> Iterator[Row]:
+    """All rows, of which the first ones have a problem."""
+    for i in range(ROWS):
+        yield Row(i, problem="It is bad.") if i < bad else Row(i, {"prompt": "a"})
+
+
+def run(
+    journal: Journal, ask: Callable[[Task], Awaitable[Answer]], bad: int = 0, **given: Any
+) -> None:
+    asyncio.run(Runner(ask, journal, concurrency=4, **given).answer(rows(bad)))
+
+
+async def at_once(task: Task) -> Answer:
+    await asyncio.sleep(0)
+    return answer(task.index)
+
+
+def test_errors_are_answers_unless_there_are_too_many(journal: Journal) -> None:
+    run(journal, at_once, bad=10, max_errors=5)
+    assert 6 <= journal.errors <= 9  # others were under way
+    assert journal.done < ROWS
+    run(journal, at_once, bad=10, max_errors=10)
+    assert (journal.done, journal.errors) == (ROWS, 10)
+
+
+def test_an_engine_that_ends_keeps_what_was_answered(journal: Journal) -> None:
+    async def ask(task: Task) -> Answer:
+        if task.index == 50:
+            raise EngineEndedError("It is gone.")
+        return await at_once(task)
+
+    with pytest.raises(EngineEndedError, match="It is gone"):
+        run(journal, ask)
+    assert 46 <= journal.done <= 53
+    assert not journal.is_done(50)
+
+
+def test_it_stops_once_what_is_under_way_is_answered(journal: Journal) -> None:
+    started = []
+
+    async def ask(task: Task) -> Answer:
+        started.append(task.index)
+        if len(started) == 10:
+            runner.stop()
+        await asyncio.sleep(0.001)
+        return answer(task.index)
+
+    runner = Runner(ask, journal, concurrency=4)
+    asyncio.run(runner.answer(rows()))
+    assert journal.done == len(started) < 20
+
+
+def test_a_disk_that_fails_stops_it(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with pytest.raises(NotWrittenError, match=r"Input/output error.*100 answers are kept"):
+        run(journal, at_once)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["none.jsonl", "out.jsonl"], "There is no input none.jsonl"),
+        (["in.jsonl", "none/out.jsonl"], "There is no folder none: make it first."),
+        (["in.jsonl", "."], "is a folder: name a file."),
+        (["in.jsonl", "notes.txt"], "notes.txt exists, and vllm bulk has not written it"),
+        (["in.jsonl", "in.jsonl"], "in.jsonl is the input: name another output."),
+        (["in.jsonl", "out.jsonl", "--concurrency", "0"], "--concurrency=0 is less than 1."),
+        (["in.jsonl", "out.jsonl", "--max-errors", "-1"], "--max-errors=-1 is less than 0."),
+        (["in.jsonl", "out.jsonl", "--chat-template", "none"], "appears path-like"),
+    ],
+)
+def test_a_wrong_argument_is_one_sentence(
+    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in.jsonl").write_text('{"prompt": "a"}\n')
+    Path("notes.txt").write_text("mine\n")
+    parser = FlexibleArgumentParser()
+    command = cli.BulkSubcommand()
+    command.subparser_init(parser.add_subparsers())
+    with pytest.raises(SystemExit, match=r"^vllm bulk: ") as end:
+        command.cmd(parser.parse_args(["bulk", *words]))
+    assert sentence in str(end.value)
+    assert "\n" not in str(end.value)
+    assert not Path("out.jsonl").exists()
+    assert Path("notes.txt").read_text() == "mine\n"

@@ -1,0 +1,1 @@
+"""``vllm bulk``: a file of requests is answered to its end, whatever happens on the way."""
