@@ -223,7 +223,7 @@ class DoesNotUnpickle(StoppingCriteria):
         ({"max_new_tokens": float("inf")}, "no number of tokens"),
         ({"max_length": float("nan")}, "no number of tokens"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "+".join(value),
 )
 def test_refused_in_one_sentence(
     engine: LLM, prompts: Rows, arguments: dict[str, Any], reason: str

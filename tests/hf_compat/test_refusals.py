@@ -82,7 +82,11 @@ BAD_CALLS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "reason"), BAD_CALLS, ids=lambda value: str(value)[:40])
+def name_of(value: dict[str, Any] | str) -> str:
+    return value[:40] if isinstance(value, str) else "+".join(value)
+
+
+@pytest.mark.parametrize(("arguments", "reason"), BAD_CALLS, ids=name_of)
 def test_bad_calls(engine: LLM, arguments: dict[str, Any], reason: str) -> None:
     with pytest.raises(VLLMValidationError, match=reason):
         engine.generate(PROMPT, use_tqdm=False, **arguments)
