@@ -66,11 +66,13 @@ demo: plan $(INSTALLED)
 	@$(BIN)/python examples/hf_vs_vllm.py 2>build/demo.log || { status=$$?; \
 	grep -oE '[A-Za-z]+(Error|Exception): .*' build/demo.log | head -n 1 >&2; echo "The whole output is in build/demo.log." >&2; exit $$status; }
 
-# Tests of kernels and of the installation, which compile more than they compute, two files at a
-# time; all others have the machine for themselves, since bits go by the number of threads.
-TWO_AT_A_TIME := tests/kernels tests/distribution tests/structure
+# Tests that start, install and compile more than they compute, two files at a time, the longest
+# first; all others have the machine for themselves. Threads that wait leave their core to others.
+TWO_AT_A_TIME := $(addprefix tests/,docs bulk fork upstream parity distribution kernels models \
+	benchmarks structure)
 test: plan dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(TWO_AT_A_TIME)
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+	$(TWO_AT_A_TIME)
 	$(BIN)/python -m pytest $(addprefix --ignore=,$(TWO_AT_A_TIME))
 
 test-fast: plan dev

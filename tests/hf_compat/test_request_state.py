@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
+import random
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from prometheus_client import REGISTRY
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation import StoppingCriteria
 
@@ -235,6 +237,66 @@ def test_asynchronous_clients(
 
     for (pair, kind), answers in zip(cases, loop.run_until_complete(ask()), strict=True):
         assert_equal(answers, expected[pair], f"{pair} {kind}")
+
+
+GIVEN_UP: list[dict[str, Any]] = [
+    {},
+    {"num_beams": 3, "num_return_sequences": 2},
+    {"guidance_scale": 1.5, "negative_prompt_ids": [5, 6]},
+    {"do_sample": True, "num_return_sequences": 3, "seed": 7},
+    {"num_beams": 2, "guidance_scale": 1.2},
+    {"stop_strings": ["never seen"], "stopping_criteria": [EndsAtAThird()]},
+]
+"""What a request has when nobody waits for its answer any more."""
+
+
+def test_clients_that_give_up_leave_nothing(
+    loop: asyncio.AbstractEventLoop, client: AsyncLLM, hf_model: PreTrainedModel, prompt: list[int]
+) -> None:
+    """Tasks are cancelled, or requests aborted, at any moment; the others' answers stay HF's."""
+    rng = random.Random(0)
+    frontend = client.input_processor.hf_compat
+    plain = frontend.to_sampling_params(GenerationConfig(max_new_tokens=40))
+
+    async def give_up(number: int) -> None:
+        fields = dict(GIVEN_UP[number % len(GIVEN_UP)])
+        call = GenerateCall().updated({"max_new_tokens": 100, **fields})
+        params, name = frontend.to_sampling_params(call), f"given-up-{number}"
+        task = asyncio.create_task(streamed(client, prompt, params, name))
+        await asyncio.sleep(rng.choice([0, 0.001, 0.05, 0.3]))
+        if rng.random() < 0.5:
+            task.cancel()
+        else:
+            await client.abort(name)
+        await asyncio.wait([task], timeout=60)
+        assert task.done()
+
+    async def ask() -> list[Rows]:
+        stays = [streamed(client, prompt, plain.clone(), f"stays-{i}") for i in range(4)]
+        found = asyncio.gather(*stays)
+        await asyncio.gather(*map(give_up, range(10 * len(GIVEN_UP))))
+        return [*await found, await streamed(client, prompt, plain.clone(), "afterwards")]
+
+    expected = [generate(hf_model, prompt, GenerationConfig(max_new_tokens=40))]
+    assert loop.run_until_complete(ask()) == [expected] * 5
+    assert not client.output_processor.request_states
+    assert held() == dict.fromkeys(HELD, 0.0)
+
+
+HELD = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+
+
+def held() -> dict[str, float]:
+    """Return what the last step of the engines of this process left."""
+    return {
+        name: max(
+            sample.value
+            for metric in REGISTRY.collect()
+            for sample in metric.samples
+            if sample.name == name
+        )
+        for name in HELD
+    }
 
 
 @pytest.mark.parametrize("is_slow", [False, True], ids=["fast", "slow"])

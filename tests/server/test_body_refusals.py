@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import urllib.error
 import urllib.request
 from typing import Any
@@ -153,3 +154,24 @@ def test_a_stream_whose_prompt_is_too_long_ends_with_the_reason(client: openai.O
     )
     with pytest.raises(openai.APIError, match="max_length=3 counts them"):
         list(stream)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": [5] * 2000}),
+        ("/v1/chat/completions/batch", {"messages": [[5] * 2000]}),
+        ("/v1/responses", {"input": [5] * 2000}),
+        ("/v1/messages", {"max_tokens": 2, "messages": [5] * 2000}),
+        ("/tokenize", {"messages": [5] * 2000}),
+        ("/invocations", {"messages": [5] * 2000}),
+    ],
+)
+def test_a_long_wrong_list_ends_at_its_first_entry(
+    server: str, path: str, fields: dict[str, Any]
+) -> None:
+    """Each entry had eight errors or more, and a hundred thousand of them all memory."""
+    status, answer = post(f"{server}{path}", {"model": "tiny", **fields})
+    assert status == 400
+    found = re.search(r"(\d+) validation error", json.dumps(answer))
+    assert found is None or int(found[1]) < 300

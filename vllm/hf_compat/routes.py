@@ -21,7 +21,7 @@ from openai.types import completion_create_params as openai_completion
 from openai.types.audio import transcription_create_params, translation_create_params
 from openai.types.chat import completion_create_params as openai_chat
 from openai.types.responses import response_create_params as openai_responses
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from vllm.entrypoints.openai.chat_completion.protocol import (
     BatchChatCompletionRequest,
@@ -33,6 +33,7 @@ from vllm.fork.server_flags import ServerFlags
 from vllm.hf_compat.body_limits import check_body
 from vllm.hf_compat.early_check import check_early, spare_the_loop
 from vllm.hf_compat.field_names import Schema, check_names
+from vllm.hf_compat.first_error import end_at_first_error, hasten
 from vllm.hf_compat.openai import (
     HFBatchChatCompletionRequest,
     HFChatCompletionRequest,
@@ -113,6 +114,9 @@ def accept_hf_bodies(app: FastAPI, args: Namespace) -> None:
                 response_model=route.response_model,
             )
             routes[i] = routes.pop()
+    for route in routes:
+        if isinstance(route, APIRoute):
+            end_at_first_error(route)
     spare_the_loop()
 
 
@@ -200,11 +204,16 @@ def validated(kind: type[HFNames], body: Any) -> HFNames:
         VLLMValidationError: in one sentence what is wrong with it.
     """
     try:
-        return kind.model_validate(body)
+        return _adapter(kind).validate_python(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         name = ".".join(map(str, first["loc"][:1]))
         raise VLLMValidationError(f"{name}: {first['msg']}.", parameter=name) from None
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[HFNames]:
+    return hasten(TypeAdapter(kind))
 
 
 def _classes(annotation: Any) -> tuple[type[BaseModel], ...]:
