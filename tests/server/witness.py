@@ -24,7 +24,7 @@ END_LIMIT_S = 60
 NUM_CLIENTS = size(16, 4)
 """At once; few where times are looked at, for a full server is slower for everybody."""
 MOST_GROWTH = 64 << 20
-"""Bytes, after the first requests: these touch the pages of the KV cache, and fill allocators."""
+"""Bytes, after the first half: it touches the pages of the KV cache, and fills allocators."""
 
 
 def post(address: str, path: str, data: bytes) -> tuple[int, bytes]:
@@ -73,9 +73,9 @@ def failures_of(
 ) -> list[str]:
     """Return what is wrong with the answers to many requests, sent by several clients.
 
-    Nobody is to be disturbed by them, see `undisturbed`. The first of the requests come before.
+    Nobody is to be disturbed by them, see `undisturbed`; the first half of them comes before.
     """
-    first = len(requests) // 5
+    first = len(requests) // 2
     with ThreadPoolExecutor(NUM_CLIENTS) as pool:
         found = [*pool.map(send, requests[:first])]
         with undisturbed(address, canary):
