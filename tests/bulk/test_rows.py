@@ -92,6 +92,7 @@ def test_inputs_that_are_refused(tmp_path: Path, name: str, sentence: str) -> No
     [
         ({"prompt": "a", "top_k": 5}, "/v1/completions", {"prompt": "a", "top_k": 5}),
         ({"messages": [], "id": 7}, "/v1/chat/completions", {"messages": []}),
+        ({"prompt": "a", "custom_id": None, "id": "b"}, "/v1/completions", {"prompt": "a"}),
         (
             {"custom_id": "x", "method": "POST", "url": "/v1/embeddings", "body": {"input": "a"}},
             "/v1/embeddings",
@@ -100,7 +101,7 @@ def test_inputs_that_are_refused(tmp_path: Path, name: str, sentence: str) -> No
     ],
 )
 def test_rows_as_requests(fields: dict[str, Any], url: str, body: dict[str, Any]) -> None:
-    name = str(fields.get("custom_id", fields.get("id", 3)))
+    name = str(fields.get("custom_id") or fields.get("id") or 3)
     assert task_of(Row(3, fields)) == Task(3, name, url, body)
 
 
@@ -115,6 +116,8 @@ def test_rows_as_requests(fields: dict[str, Any], url: str, body: dict[str, Any]
         ({"url": "/v1/completions", "method": "GET", "body": {}}, "method is 'GET': write POST"),
         ({"url": "/v1/completions", "body": {}, "top_k": 5}, "top_k is no field of a batch's line"),
         ({"prompt": "a", "stream": True}, "stream: a file has no streams"),
+        ({"prompt": "a", "id": [1]}, r"id is \[1\]: write a text or a whole number."),
+        ({"prompt": "a", "custom_id": 1.5}, "custom_id is 1.5: write a text"),
     ],
 )
 def test_rows_that_are_refused(fields: dict[str, Any], sentence: str) -> None:

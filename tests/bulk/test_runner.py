@@ -98,6 +98,7 @@ def test_a_disk_that_fails_stops_it(journal: Journal, monkeypatch: pytest.Monkey
         (["in.jsonl", "."], "is a folder: name a file."),
         (["in.jsonl", "notes.txt"], "notes.txt exists, and vllm bulk has not written it"),
         (["in.jsonl", "in.jsonl"], "in.jsonl is the input: name another output."),
+        (["in.jsonl", "link.jsonl"], "link.jsonl is the input: name another output."),
         (["in.jsonl", "out.jsonl", "--concurrency", "0"], "--concurrency=0 is less than 1."),
         (["in.jsonl", "out.jsonl", "--max-errors", "-1"], "--max-errors=-1 is less than 0."),
         (["in.jsonl", "out.jsonl", "--chat-template", "none"], "appears path-like"),
@@ -109,6 +110,7 @@ def test_a_wrong_argument_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     Path("in.jsonl").write_text('{"prompt": "a"}\n')
     Path("notes.txt").write_text("mine\n")
+    Path("link.jsonl").hardlink_to("in.jsonl")
     parser = FlexibleArgumentParser()
     command = cli.BulkSubcommand()
     command.subparser_init(parser.add_subparsers())

@@ -116,7 +116,7 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"There is no folder {args.output.parent}: make it first.")
     if args.output.is_dir():
         raise ValueError(f"{args.output} is a folder: name a file.")
-    if args.output.resolve() == args.input.resolve():
+    if args.output.exists() and args.input.exists() and args.output.samefile(args.input):
         raise ValueError(f"{args.output} is the input: name another output.")
 
 
@@ -137,9 +137,10 @@ def _go_on(
     source: Source,
 ) -> int:
     """Answer what is missing, and write the output once nothing is; return the exit status."""
-    from vllm.bulk.output import write_output
+    from vllm.bulk.output import journal_of, write_output
     from vllm.bulk.plan import changes
     from vllm.bulk.progress import summary
+    from vllm.bulk.rows import Survey
 
     if found := changes(journal.plan, plan):
         raise ValueError(
@@ -152,6 +153,11 @@ def _go_on(
             asyncio.run(_answer(served, journal, source))
     if journal.done < plan.rows:
         return _stopped(args, journal)
+    if source.survey() != Survey(plan.input_sha256, plan.rows):
+        raise ValueError(
+            f"{args.input} was changed while it was answered, and the answers may be those of other "
+            f"rows: remove {journal_of(args.output)} and start again."
+        )
     answered = journal.done - before
     write_output(args.output, journal)
     print(summary(journal, args.output, answered, time.monotonic() - begin))

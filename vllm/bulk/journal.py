@@ -67,8 +67,8 @@ class Journal:
         self._truncate()
 
     def is_done(self, index: int) -> bool:
-        """Return whether a row has its answer."""
-        return self._offsets[index] >= 0
+        """Return whether a row has its answer, or came into the input after the run began."""
+        return index >= len(self._offsets) or self._offsets[index] >= 0
 
     def append(self, answer: Answer) -> None:
         """Write an answer down.

@@ -63,9 +63,12 @@ class Answer:
 
 
 def custom_id_of(row: Row) -> str:
-    """Return by what name the answer to a row is known."""
+    """Return by what name the answer to a row is known: the row's own, or its index."""
     fields = row.fields or {}
-    return str(fields.get("custom_id", fields.get("id", row.index)))
+    for name in ("custom_id", "id"):
+        if isinstance(fields.get(name), str | int):
+            return str(fields[name])
+    return str(row.index)
 
 
 def task_of(row: Row) -> Task:
@@ -77,6 +80,9 @@ def task_of(row: Row) -> Task:
     if row.fields is None:
         raise ValueError(row.problem)
     fields = row.fields
+    for name in ("custom_id", "id"):
+        if not isinstance(fields.get(name), str | int | None):
+            raise ValueError(f"{name} is {fields[name]!r:.100}: write a text or a whole number.")
     url, body = _of_batch(fields) if "url" in fields or "body" in fields else _plain(fields)
     if body.get("stream"):
         raise ValueError("stream: a file has no streams: leave the field out.")
