@@ -155,8 +155,8 @@ def _go_on(
         return _stopped(args, journal)
     if source.survey() != Survey(plan.input_sha256, plan.rows):
         raise ValueError(
-            f"{args.input} was changed while it was answered, and the answers may be those of other "
-            f"rows: remove {journal_of(args.output)} and start again."
+            f"{args.input} was changed while it was answered, and answers may belong to other rows: "
+            f"remove {journal_of(args.output)} and start again."
         )
     answered = journal.done - before
     write_output(args.output, journal)
