@@ -155,7 +155,7 @@ def _go_on(
         return _stopped(args, journal)
     if source.survey() != Survey(plan.input_sha256, plan.rows):
         raise ValueError(
-            f"{args.input} was changed while it was answered, and answers may belong to other rows: "
+            f"{args.input} was changed while it was answered, so that answers may be wrong: "
             f"remove {journal_of(args.output)} and start again."
         )
     answered = journal.done - before
