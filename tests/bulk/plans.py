@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from pathlib import Path
 
 from vllm.bulk.journal import Journal
@@ -23,7 +24,7 @@ def answer(index: int) -> Answer:
     rng = random.Random(index)
     text = "".join(rng.choices('abc \n"\\é\U0001f600', k=rng.randrange(40)))
     body = {"choices": [{"text": text}], "usage": {"prompt_tokens": 2, "completion_tokens": 3}}
-    return answer_to(Task(index, str(index), "/v1/completions", {}), 200, body)
+    return answer_to(Task(index, str(index), "/v1/completions", b"{}"), 200, body)
 
 
 def answer_file(source: Path, output: Path, delay_s: float) -> None:
@@ -31,7 +32,7 @@ def answer_file(source: Path, output: Path, delay_s: float) -> None:
 
     async def ask(task: Task) -> Answer:
         await asyncio.sleep(random.uniform(0, delay_s))
-        return answer(task.index)
+        return replace(answer(task.index), crc=task.crc)
 
     rows = source_of(source)
     journal = Journal(journal_of(output), plan_of(rows.survey().rows))

@@ -153,3 +153,14 @@ def write_all(output: Path, kept: list[int]) -> None:
             kept.append(index)
     finally:
         journal.close()
+
+
+def test_a_run_without_answers_may_begin_otherwise(output: Path) -> None:
+    Journal(journal_of(output), plan_of(3)).close()
+    journal = Journal(journal_of(output), plan_of(ROWS))
+    assert journal.plan == plan_of(ROWS)
+    journal.append(answer(11))
+    journal.close()
+    again = Journal(journal_of(output), plan_of(3))
+    assert again.plan == plan_of(ROWS)  # with an answer it stays what it was
+    again.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ def test_json_lines(tmp_path: Path) -> None:
     file = tmp_path / "input.jsonl"
     data = b'\xef\xbb\xbf{"prompt": "\xc3\xa9"}\r\n\n  \n{"prompt": 2}'
     file.write_bytes(data)
-    found = source_of(file).survey()
-    assert (found.rows, found.sha256) == (2, hashlib.sha256(data).hexdigest())
-    assert rows_of(file) == [Row(0, {"prompt": "\u00e9"}), Row(1, {"prompt": 2})]
+    survey = source_of(file).survey()
+    assert (survey.rows, survey.sha256) == (2, hashlib.sha256(data).hexdigest())
+    found = [(row.index, row.fields) for row in rows_of(file)]
+    assert found == [(0, {"prompt": "\u00e9"}), (1, {"prompt": 2})]
     assert [row.index for row in source_of(file).rows(lambda index: index == 0)] == [1]
 
 
@@ -36,6 +38,7 @@ def test_json_lines(tmp_path: Path) -> None:
         (b"{", "Line 2 is no JSON: Expecting property name"),
         (b"[1]", "Line 2 is no JSON object: write one object in a line."),
         (b'{"prompt": "\xff"}', "Line 2 is no text in UTF-8: invalid start byte."),
+        (b'{"prompt": "a", "temperature": NaN}', "Line 2 is no JSON: NaN is no number of JSON."),
         (b"[" * 100_000, "Line 2 is no JSON: maximum recursion depth exceeded"),
     ],
 )
@@ -76,6 +79,7 @@ def test_a_dataset_on_disk(tmp_path: Path) -> None:
     ("name", "sentence"),
     [
         ("none.jsonl", "There is no input .*: name a file"),
+        ("pipe.jsonl", "cannot be read more than once"),
         ("text.csv", "is no kind of input that is known by its name: JSON lines"),
         ("folder", "is no dataset on disk"),
     ],
@@ -83,6 +87,7 @@ def test_a_dataset_on_disk(tmp_path: Path) -> None:
 def test_inputs_that_are_refused(tmp_path: Path, name: str, sentence: str) -> None:
     (tmp_path / "text.csv").write_text("prompt\n")
     (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe.jsonl")
     with pytest.raises(ValueError, match=sentence):
         source_of(tmp_path / name)
 
@@ -102,7 +107,7 @@ def test_inputs_that_are_refused(tmp_path: Path, name: str, sentence: str) -> No
 )
 def test_rows_as_requests(fields: dict[str, Any], url: str, body: dict[str, Any]) -> None:
     name = str(fields.get("custom_id") or fields.get("id") or 3)
-    assert task_of(Row(3, fields)) == Task(3, name, url, body)
+    assert task_of(Row(3, fields)) == Task(3, name, url, json.dumps(body).encode())
 
 
 @pytest.mark.parametrize(
@@ -116,6 +121,9 @@ def test_rows_as_requests(fields: dict[str, Any], url: str, body: dict[str, Any]
         ({"url": "/v1/completions", "method": "GET", "body": {}}, "method is 'GET': write POST"),
         ({"url": "/v1/completions", "body": {}, "top_k": 5}, "top_k is no field of a batch's line"),
         ({"prompt": "a", "stream": True}, "stream: a file has no streams"),
+        ({"prompt": "a", "temperature": float("inf")}, "The row cannot be written as JSON"),
+        ({"prompt": "a", "user": b"x"}, "The row cannot be written as JSON"),
+        ({"prompt": "a", "id": True}, "id is True: write a text or a whole number."),
         ({"prompt": "a", "id": [1]}, r"id is \[1\]: write a text or a whole number."),
         ({"prompt": "a", "custom_id": 1.5}, "custom_id is 1.5: write a text"),
     ],
@@ -128,11 +136,22 @@ def test_rows_that_are_refused(fields: dict[str, Any], sentence: str) -> None:
 def test_an_answer_does_not_say_when_it_was() -> None:
     def line(created: int) -> str:
         body = {"id": "cmpl-bulk-5", "created": created, "choices": [], "usage": None}
-        return answer_to(Task(5, "a", "/v1/completions", {}), 200, body).line
+        return answer_to(Task(5, "a", "/v1/completions", b""), 200, body).line
 
     assert line(1) == line(2)
 
 
 def test_half_of_a_surrogate_pair_is_written_as_json_has_it() -> None:
-    answer = answer_to(Task(0, "\ud800\u00e9", "/v1/completions", {}), 200, {"a": "\u00e9"})
+    answer = answer_to(Task(0, "\ud800\u00e9", "/v1/completions", b""), 200, {"a": "\u00e9"})
     assert json.loads(answer.line.encode())["custom_id"] == "\ud800\u00e9"
+
+
+def test_a_refusal_has_an_error_whatever_the_server_said() -> None:
+    task = Task(0, "a", "/v1/embeddings", b"")
+    for status, body, message in [
+        (404, {"detail": "Not Found"}, "This model has no /v1/embeddings."),
+        (500, "Internal Server Error", "Internal Server Error"),
+    ]:
+        answer = answer_to(task, status, body)
+        assert answer.is_error
+        assert json.loads(answer.line)["error"]["message"] == message

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import pytest
 from tests.bulk.plans import answer, plan_of
 from vllm.bulk import cli
 from vllm.bulk.journal import Journal, NotWrittenError
-from vllm.bulk.rows import Row
+from vllm.bulk.output import journal_of
+from vllm.bulk.rows import Row, source_of
 from vllm.bulk.runner import Runner
 from vllm.bulk.server import EngineEndedError
 from vllm.bulk.tasks import Answer, Task
@@ -90,12 +93,45 @@ def test_a_disk_that_fails_stops_it(journal: Journal, monkeypatch: pytest.Monkey
         run(journal, at_once)
 
 
+def test_answers_know_the_bytes_of_their_rows(tmp_path: Path) -> None:
+    """An input that is changed while it is answered, and changed back, is noticed."""
+    file, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    first = "".join(f'{{"prompt": "a{i:01000}"}}\n' for i in range(ROWS))
+    file.write_text(first)
+    source = source_of(file)
+    plan = replace(plan_of(ROWS), input_sha256=source.survey().sha256)
+    journal = Journal(journal_of(output), plan)
+
+    async def ask(task: Task) -> Answer:
+        if task.index == 20:
+            file.write_text(first.replace("a", "b"))
+        await asyncio.sleep(0)
+        return replace(answer(task.index), crc=task.crc)
+
+    args = argparse.Namespace(input=file, output=output)
+    asyncio.run(Runner(ask, journal, concurrency=4).answer(source.rows(journal.is_done)))
+    file.write_text(first)
+    assert journal.done == ROWS
+    others = sum(not journal.is_of(row) for row in source.rows(lambda _: False))
+    assert 0 < others < ROWS
+    with pytest.raises(ValueError, match=rf"and {others} answers are those of other rows"):
+        cli._check_input(args, journal, source)
+    file.write_text(first.replace("a", "c"))
+    with pytest.raises(ValueError, match=rf"and {ROWS} answers are those of other rows: remove"):
+        cli._check_input(args, journal, source)
+    journal.close()
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         (["none.jsonl", "out.jsonl"], "There is no input none.jsonl"),
         (["in.jsonl", "none/out.jsonl"], "There is no folder none: make it first."),
-        (["in.jsonl", "."], "is a folder: name a file."),
+        (["in.jsonl", "folder"], "folder is a folder: name another output."),
+        (["in.jsonl", "a" * 240], "is too long for the names beside it"),
+        (["in.jsonl", "model/out.jsonl"], "would be a file of model: name an output outside"),
+        (["in.jsonl", "loop"], "loop"),
+        (["out.jsonl.summary.json", "out.jsonl"], "is the input: name another output."),
         (["in.jsonl", "notes.txt"], "notes.txt exists, and vllm bulk has not written it"),
         (["in.jsonl", "in.jsonl"], "in.jsonl is the input: name another output."),
         (["in.jsonl", "link.jsonl"], "link.jsonl is the input: name another output."),
@@ -111,12 +147,25 @@ def test_a_wrong_argument_is_one_sentence(
     Path("in.jsonl").write_text('{"prompt": "a"}\n')
     Path("notes.txt").write_text("mine\n")
     Path("link.jsonl").hardlink_to("in.jsonl")
+    Path("out.jsonl.summary.json").write_text("{}")
+    Path("loop").symlink_to("loop")
+    for name in ("folder", "model"):
+        Path(name).mkdir()
     parser = FlexibleArgumentParser()
     command = cli.BulkSubcommand()
     command.subparser_init(parser.add_subparsers())
     with pytest.raises(SystemExit, match=r"^vllm bulk: ") as end:
-        command.cmd(parser.parse_args(["bulk", *words]))
+        command.cmd(parser.parse_args(["bulk", *words, "--model", "model"]))
     assert sentence in str(end.value)
     assert "\n" not in str(end.value)
     assert not Path("out.jsonl").exists()
     assert Path("notes.txt").read_text() == "mine\n"
+
+
+def test_a_model_has_to_be_named(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"prompt": "a"}\n')
+    parser = FlexibleArgumentParser()
+    command = cli.BulkSubcommand()
+    command.subparser_init(parser.add_subparsers())
+    with pytest.raises(SystemExit, match=r"name the model: --model MODEL\."):
+        command.cmd(parser.parse_args(["bulk", str(tmp_path / "in.jsonl"), str(tmp_path / "out")]))

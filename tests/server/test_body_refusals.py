@@ -175,3 +175,24 @@ def test_a_long_wrong_list_ends_at_its_first_entry(
     assert status == 400
     found = re.search(r"(\d+) validation error", json.dumps(answer))
     assert found is None or int(found[1]) < 300
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/responses", {"input": [{"role": "user", "content": "a"}] * 16_384}),
+        ("/v1/chat/completions", {"messages": [], "chat_template_kwargs": {"a": [[]] * 16_384}}),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {str(i): 1 for i in range(131_073)}}),
+        ("/tokenize", {"prompt": "a", "x": [{}] * 16_384}),
+    ],
+)
+def test_too_many_lists_and_objects(server: str, path: str, fields: dict[str, Any]) -> None:
+    status, answer = post(f"{server}{path}", {"model": "tiny", **fields})
+    assert status == 400
+    assert "at most 16384 lists and objects" in answer["error"]["message"]
+    assert "--max-body-parts" in answer["error"]["message"]
+
+
+def test_a_long_prompt_of_tokens_is_no_structure(server: str) -> None:
+    body = {"model": "tiny", "prompt": [[5] * 2000] * 2, "max_tokens": 1}
+    assert post(f"{server}/v1/completions", body)[0] == 200

@@ -26,6 +26,11 @@ _DESCRIPTION = """Answer a file of requests: JSON lines, Parquet or a dataset on
 A row is a line of OpenAI's batches (custom_id, url, body), or holds the fields of a body itself: a
 prompt or messages, and what vllm serve takes beside them. The output has a line for each row, in
 order. A run that was stopped or killed goes on when the same command is given again.
+
+Options of its own, beside those of vllm serve that are not about sockets (--help=all):
+
+    --max-errors N     stop after more rows with errors than these
+    --concurrency N    requests under way at once; twice --max-num-seqs
 """
 _INTERRUPTED = 130
 
@@ -41,13 +46,20 @@ class BulkSubcommand(CLISubcommand):
         from vllm.bulk.journal import NotWrittenError
         from vllm.bulk.server import EngineEndedError
 
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until rows run
         try:
+            _log_errors_only(args)
             status = run(args)
         except (ValueError, NotWrittenError, EngineEndedError) as error:
             raise SystemExit(f"vllm bulk: {error}") from None
+        except (OSError, RuntimeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else None
+            place = getattr(error, "filename", None)
+            text = f"{place}: {reason}." if reason and place else str(error)
+            raise SystemExit(f"vllm bulk: {text}") from None
         except KeyboardInterrupt:
-            raise SystemExit(_INTERRUPTED) from None  # before any row was under way
+            print("Stopped before any row was under way.", file=sys.stderr)
+            raise SystemExit(_INTERRUPTED) from None
         raise SystemExit(status)
 
     def subparser_init(self, subparsers: argparse._SubParsersAction[Any]) -> FlexibleArgumentParser:
@@ -76,9 +88,18 @@ def add_arguments(parser: FlexibleArgumentParser) -> None:
     parser.add_argument(
         "--concurrency", type=int, help="requests under way at once; twice --max-num-seqs"
     )
-    parser.add_argument("--config", help="a YAML file with options")
     BaseFrontendArgs.add_cli_args(parser)
     AsyncEngineArgs.add_cli_args(parser)
+    parser.set_defaults(model=None)  # upstream's is a model of the Hub that nobody has named
+
+
+def _log_errors_only(args: argparse.Namespace) -> None:
+    """Let vLLM log errors alone, unless the environment says more: its log is long."""
+    from vllm.logger import configure_logging_from_args
+
+    if "VLLM_LOGGING_LEVEL" not in os.environ:
+        os.environ["VLLM_LOGGING_LEVEL"] = args.log_level = "ERROR"
+    configure_logging_from_args(args)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -90,11 +111,13 @@ def run(args: argparse.Namespace) -> int:
         EngineEndedError: the engine ended.
     """
     from vllm.bulk.journal import Journal
-    from vllm.bulk.output import is_complete, journal_of
+    from vllm.bulk.output import check_names, is_complete, journal_of
     from vllm.bulk.rows import source_of
 
     _check(args)
-    served, source = _as_served(args), source_of(args.input)
+    source, served = source_of(args.input), _as_served(args)
+    args.output = args.output.resolve()
+    check_names(args.output, args.input, Path(args.model))
     plan = _plan_of(args, source)
     if is_complete(args.output, plan):
         print(f"{args.output} is complete already: {plan.rows:,} rows.")
@@ -112,12 +135,10 @@ def _check(args: argparse.Namespace) -> None:
         value, least = getattr(args, name), 1 if name == "concurrency" else 0
         if value is not None and value < least:
             raise ValueError(f"--{name.replace('_', '-')}={value} is less than {least}.")
+    if args.model is None:
+        raise ValueError("name the model: --model MODEL.")
     if not args.output.parent.is_dir():
         raise ValueError(f"There is no folder {args.output.parent}: make it first.")
-    if args.output.is_dir():
-        raise ValueError(f"{args.output} is a folder: name a file.")
-    if args.output.exists() and args.input.exists() and args.output.samefile(args.input):
-        raise ValueError(f"{args.output} is the input: name another output.")
 
 
 def _plan_of(args: argparse.Namespace, source: Source) -> Plan:
@@ -137,15 +158,24 @@ def _go_on(
     source: Source,
 ) -> int:
     """Answer what is missing, and write the output once nothing is; return the exit status."""
-    from vllm.bulk.output import journal_of, write_output
+    from vllm.bulk.output import write_output
     from vllm.bulk.plan import changes
     from vllm.bulk.progress import summary
-    from vllm.bulk.rows import Survey
 
     if found := changes(journal.plan, plan):
         raise ValueError(
             f"the run that began {args.output} differs in {'; '.join(found)}: give the same "
             "command to go on, or name another output."
+        )
+    if journal.done < plan.rows and args.output.exists():
+        raise ValueError(
+            f"{args.output} has come there since the run began: move it away, or name another "
+            "output."
+        )
+    if args.max_errors is not None and journal.errors > args.max_errors:
+        raise ValueError(
+            f"{journal.errors:,} rows have an error already: give a higher --max-errors than "
+            f"{args.max_errors} to go on."
         )
     begin, before = time.monotonic(), journal.done
     if journal.done < plan.rows:
@@ -153,15 +183,23 @@ def _go_on(
             asyncio.run(_answer(served, journal, source))
     if journal.done < plan.rows:
         return _stopped(args, journal)
-    if source.survey() != Survey(plan.input_sha256, plan.rows):
-        raise ValueError(
-            f"{args.input} was changed while it was answered, so that answers may be wrong: "
-            f"remove {journal_of(args.output)} and start again."
-        )
+    _check_input(args, journal, source)
     answered = journal.done - before
     write_output(args.output, journal)
     print(summary(journal, args.output, answered, time.monotonic() - begin))
     return 0
+
+
+def _check_input(args: argparse.Namespace, journal: Journal, source: Source) -> None:
+    """Raise a ``ValueError`` if answers are not those of the rows that the input has now."""
+    from vllm.bulk.output import journal_of
+
+    others = sum(not journal.is_of(row) for row in source.rows(lambda index: False))
+    if others or source.survey().sha256 != journal.plan.input_sha256:
+        raise ValueError(
+            f"{args.input} was changed while it was answered, and {others:,} answers are those of "
+            f"other rows: remove {journal_of(args.output)} and start again."
+        )
 
 
 async def _answer(args: argparse.Namespace, journal: Journal, source: Source) -> None:
@@ -219,12 +257,13 @@ def _stop_when_told(runner: Runner) -> None:
 
 def _stopped(args: argparse.Namespace, journal: Journal) -> int:
     missing = journal.plan.rows - journal.done
-    why = ""
+    why, how = "", "The same command"
     if args.max_errors is not None and journal.errors > args.max_errors:
         why = f" {journal.errors:,} errors are more than --max-errors={args.max_errors}."
+        how += " with a higher --max-errors"
     print(
-        f"Stopped:{why} {journal.done:,} rows are answered, {missing:,} are missing. The same "
-        "command goes on with them.",
+        f"Stopped:{why} {journal.done:,} rows have an answer or an error, {missing:,} have none. "
+        f"{how} goes on with them.",
         file=sys.stderr,
     )
     return 1 if why else _INTERRUPTED

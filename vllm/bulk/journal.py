@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from vllm.bulk.plan import Plan
+from vllm.bulk.rows import Row
 from vllm.bulk.tasks import Answer
 
 FORMAT = 1
@@ -55,16 +56,28 @@ class Journal:
         found = self._read_plan()
         self.plan = found or plan
         self._offsets = array("q", [-1]) * self.plan.rows
-        if found is None:
+        self._crcs = array("I", [0]) * self.plan.rows
+        if found is not None:
+            for answer, offset in self._read_answers():
+                self._count(answer, offset)
+        if found is None or (not self.done and self.plan != plan):
+            self._begin(plan)  # of a run without answers nothing is lost
+        else:
             self._truncate()
-            header = {"format": FORMAT, **plan.as_dict()}
-            self._write(b"plan " + json.dumps(header).encode())
-            self.sync()
-            sync_folder(path.parent)
-            return
-        for answer, offset in self._read_answers():
-            self._count(answer, offset)
+
+    def _begin(self, plan: Plan) -> None:
+        self.plan, self._end = plan, 0
+        self._offsets = array("q", [-1]) * plan.rows
+        self._crcs = array("I", [0]) * plan.rows
         self._truncate()
+        header = {"format": FORMAT, **plan.as_dict()}
+        self._write(b"plan " + json.dumps(header).encode())
+        self.sync()
+        sync_folder(self._path.parent)
+
+    def is_of(self, row: Row) -> bool:
+        """Return whether the answer to a row is that of its bytes."""
+        return self._crcs[row.index] == row.crc
 
     def is_done(self, index: int) -> bool:
         """Return whether a row has its answer, or came into the input after the run began."""
@@ -78,6 +91,7 @@ class Journal:
         """
         fields = (
             answer.index,
+            answer.crc,
             int(answer.is_error),
             answer.prompt_tokens,
             answer.completion_tokens,
@@ -112,7 +126,7 @@ class Journal:
                         f"{self._path} was damaged since it was opened, at row {index}: start the "
                         "same command again, which answers what is missing."
                     )
-                yield record.split(b" ", 4)[4] + b"\n"
+                yield record.split(b" ", 5)[5] + b"\n"
 
     def remove(self) -> None:
         """Remove the log, whose answers stand elsewhere."""
@@ -127,6 +141,7 @@ class Journal:
         if self._offsets[answer.index] >= 0:
             return
         self._offsets[answer.index] = offset
+        self._crcs[answer.index] = answer.crc
         self.done += 1
         self.errors += answer.is_error
         self.prompt_tokens += answer.prompt_tokens
@@ -223,9 +238,9 @@ def _answer_of(line: bytes, rows: int) -> Answer | None:
     record = _checked(line)
     if record is None:
         return None
-    index, is_error, prompt_tokens, completion_tokens = map(int, record.split(b" ", 4)[:4])
+    index, crc, is_error, prompt_tokens, completion_tokens = map(int, record.split(b" ", 5)[:5])
     assert index < rows
-    return Answer(index, bool(is_error), prompt_tokens, completion_tokens, "")
+    return Answer(index, bool(is_error), prompt_tokens, completion_tokens, "", crc)
 
 
 def sync_folder(folder: Path) -> None:

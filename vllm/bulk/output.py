@@ -11,6 +11,8 @@ from typing import Any
 from vllm.bulk.journal import Journal, NotWrittenError, sync_folder
 from vllm.bulk.plan import Plan, changes
 
+_PART = ".part"
+
 
 def journal_of(output: Path) -> Path:
     """Return the path of the log of a run that has not ended."""
@@ -22,26 +24,61 @@ def summary_of(output: Path) -> Path:
     return output.with_name(output.name + ".summary.json")
 
 
+def check_names(output: Path, source: Path, model: Path) -> None:
+    """Refuse an output where its files would take the place of others, or change what is read.
+
+    Raises:
+        ValueError: names the file, and says what to do.
+    """
+    if len(os.fsencode(summary_of(output).name + _PART)) > os.pathconf(
+        output.parent, "PC_NAME_MAX"
+    ):
+        raise ValueError(f"{output.name} is too long for the names beside it: name another output.")
+    for one in (output, journal_of(output), summary_of(output), _part_of(output)):
+        if one.is_dir():
+            raise ValueError(f"{one} is a folder: name another output.")
+        if one.exists() and one.samefile(source):
+            raise ValueError(f"{one} is the input: name another output.")
+    for folder in (source, model):
+        if folder.is_dir() and output.is_relative_to(folder.resolve()):
+            raise ValueError(f"{output} would be a file of {folder}: name an output outside of it.")
+
+
 def is_complete(output: Path, plan: Plan) -> bool:
     """Return whether a run with this plan has ended already.
 
     Raises:
         ValueError: the output is something else; says what, and what to do.
     """
-    if journal_of(output).exists() or not output.exists():
+    if journal_of(output).exists():
         return False
-    if not summary_of(output).exists():
-        raise ValueError(
-            f"{output} exists, and vllm bulk has not written it: name another output, or move it "
-            "away."
-        )
-    before = Plan.from_dict(json.loads(summary_of(output).read_text())["plan"])
+    before = _plan_of_summary(summary_of(output))
+    for one in (output, _part_of(output), summary_of(output)):
+        if one.exists() and before is None:
+            raise ValueError(
+                f"{one} exists, and vllm bulk has not written it: name another output, or move it "
+                "away."
+            )
+    if before is None or not output.exists():
+        return False
     if found := changes(before, plan):
         raise ValueError(
             f"{output} holds the answers of another run, which differs in {'; '.join(found)}: name "
             "another output, or move this one away."
         )
     return True
+
+
+def _plan_of_summary(path: Path) -> Plan | None:
+    """Return the plan that a summary holds; None if it is none of ours, or not there."""
+    try:
+        return Plan.from_dict(json.loads(path.read_text())["plan"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _part_of(path: Path) -> Path:
+    return path.with_name(path.name + _PART)
 
 
 def write_output(output: Path, journal: Journal) -> None:
@@ -64,7 +101,7 @@ def write_output(output: Path, journal: Journal) -> None:
 
 def _replace(path: Path, lines: Iterable[bytes]) -> None:
     """Let `path` hold these lines from one moment to the next."""
-    part = path.with_name(path.name + ".part")
+    part = _part_of(path)
     try:
         with part.open("wb") as file:
             file.writelines(lines)

@@ -13,13 +13,14 @@ from vllm.bulk.rows import Survey
 
 _SMALL = 1 << 24  # bytes; of larger files (weights) both ends are looked at
 _END = 1 << 20
+_LONGEST_PATH = 1000
 
 WITHOUT_INFLUENCE = {
     "input", "output", "max_errors", "concurrency", "subparser", "dispatch_function", "config",
     "enable_log_requests", "enable_log_outputs", "enable_log_deltas", "max_log_len",
     "log_error_stack", "log_config_file", "logging_config", "disable_log_stats",
     "aggregate_engine_logging", "shutdown_timeout", "download_dir", "collect_detailed_traces",
-    "otlp_traces_endpoint", "show_hidden_metrics",
+    "otlp_traces_endpoint", "show_hidden_metrics", "hf_token", "log_level",
 }  # fmt: skip
 """Arguments with which a run may go on, whatever they were: no answer depends on them."""
 
@@ -46,7 +47,7 @@ class Plan:
     def of(cls, survey: Survey, args: Namespace, parser: ArgumentParser) -> Plan:
         """Return the plan of a command line."""
         flags = {
-            name: str(value)
+            name: _shown(value)
             for name, value in vars(args).items()
             if name not in WITHOUT_INFLUENCE and value != parser.get_default(name)
         }
@@ -89,17 +90,29 @@ def changes(before: Plan, now: Plan) -> list[str]:
     return found
 
 
-def digest_of_model(folder: Path) -> str:
-    """Return a SHA-256 by which another model is known, in a second; "" if it is in no folder.
+def _shown(value: Any) -> str:
+    """Return the text of an argument, with digests of the files that it names."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_shown, value))}]"
+    name = value if isinstance(value, str) else getattr(value, "path", None)  # an adapter's
+    if not isinstance(name, str) or "\n" in name or len(name) > _LONGEST_PATH:
+        return str(value)
+    found = digest_of_model(Path(name))
+    return f"{value}, sha256 {found[:12]}" if found else str(value)
+
+
+def digest_of_model(path: Path) -> str:
+    """Return a SHA-256 by which another model is known, in a second; "" if there is no such path.
 
     Names, sizes and contents count; of a file of 16 MiB and more the first and the last MiB.
     """
-    if not folder.is_dir():
+    if not path.exists():
         return ""
+    files = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
     digest = hashlib.sha256()
-    for file in sorted(one for one in folder.iterdir() if one.is_file()):
+    for file in files:
         size = file.stat().st_size
-        digest.update(f"{file.name} {size}\n".encode())
+        digest.update(f"{file.relative_to(path)} {size}\n".encode())
         with file.open("rb") as stream:
             if size < _SMALL:
                 digest.update(stream.read())

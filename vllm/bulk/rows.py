@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +23,13 @@ class Row:
         index: from zero; blank lines have none.
         fields: by name; None if it could not be read.
         problem: why not, as a sentence.
+        crc: of its bytes, CRC-32.
     """
 
     index: int
     fields: dict[str, Any] | None = None
     problem: str = ""
+    crc: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ def source_of(path: Path) -> Source:
         raise ValueError(f"There is no input {path}: name a file, or a folder of a dataset.")
     if path.is_dir():
         return _Dataset(path)
+    if not path.is_file():
+        raise ValueError(f"{path} cannot be read more than once: write its rows into a file first.")
     if path.suffix == ".parquet":
         return _Parquet(path)
     if path.suffix in _JSON:
@@ -93,20 +98,27 @@ class _Lines:
                 if line.isspace():
                     continue
                 if not is_done(index):
-                    yield _row_of_line(index, number, line)
+                    fields, problem = _fields_of_line(line)
+                    problem = problem and f"Line {number} is {problem}."
+                    yield Row(index, fields, problem, zlib.crc32(line))
                 index += 1
 
 
-def _row_of_line(index: int, number: int, line: bytes) -> Row:
+def _fields_of_line(line: bytes) -> tuple[dict[str, Any] | None, str]:
+    """Return the fields, or None and what the line is instead of an object."""
     try:
-        fields = json.loads(line.decode("utf-8-sig"))
+        fields = json.loads(line.decode("utf-8-sig"), parse_constant=_no_constant)
     except UnicodeDecodeError as error:
-        return Row(index, problem=f"Line {number} is no text in UTF-8: {error.reason}.")
+        return None, f"no text in UTF-8: {error.reason}"
     except (ValueError, RecursionError) as error:
-        return Row(index, problem=f"Line {number} is no JSON: {error}.")
+        return None, f"no JSON: {error}"
     if not isinstance(fields, dict):
-        return Row(index, problem=f"Line {number} is no JSON object: write one object in a line.")
-    return Row(index, fields)
+        return None, "no JSON object: write one object in a line"
+    return fields, ""
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 class _Parquet:
@@ -130,7 +142,7 @@ class _Parquet:
             for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE):
                 for i in range(batch.num_rows):
                     if not is_done(index):
-                        yield Row(index, without_nulls(batch.slice(i, 1).to_pylist()[0]))
+                        yield _row_of_table(index, batch.slice(i, 1).to_pylist()[0])
                     index += 1
 
 
@@ -164,7 +176,11 @@ class _Dataset:
         dataset = datasets.load_from_disk(str(self._path))
         for index in range(len(dataset)):
             if not is_done(index):
-                yield Row(index, without_nulls(dataset[index]))
+                yield _row_of_table(index, dataset[index])
+
+
+def _row_of_table(index: int, fields: dict[str, Any]) -> Row:
+    return Row(index, without_nulls(fields), crc=zlib.crc32(repr(fields).encode()))
 
 
 def without_nulls(value: Any) -> Any:

@@ -48,7 +48,9 @@ class InProcessServer:
             EngineEndedError: the engine ended.
         """
         response = await self._client.post(
-            task.url, json=task.body, headers={"X-Request-Id": f"bulk-{task.index}"}
+            task.url,
+            content=task.body,
+            headers={"Content-Type": "application/json", "X-Request-Id": f"bulk-{task.index}"},
         )
         if self._engine.errored:
             raise EngineEndedError(

@@ -34,13 +34,15 @@ class Task:
         index: of its row.
         custom_id: by which its answer is known: the row's, or its index.
         url: the route.
-        body: what is posted there.
+        body: what is posted there, JSON.
+        crc: of the row.
     """
 
     index: int
     custom_id: str
     url: str
-    body: dict[str, Any]
+    body: bytes
+    crc: int = 0
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Answer:
         prompt_tokens: of the request, as the server counts them.
         completion_tokens: of all answers to it.
         line: JSON, without a line end.
+        crc: of the row that it is the answer to.
     """
 
     index: int
@@ -60,15 +63,20 @@ class Answer:
     prompt_tokens: int
     completion_tokens: int
     line: str
+    crc: int = 0
 
 
 def custom_id_of(row: Row) -> str:
     """Return by what name the answer to a row is known: the row's own, or its index."""
     fields = row.fields or {}
     for name in ("custom_id", "id"):
-        if isinstance(fields.get(name), str | int):
+        if _is_name(fields.get(name)):
             return str(fields[name])
     return str(row.index)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str | int) and not isinstance(value, bool)
 
 
 def task_of(row: Row) -> Task:
@@ -81,12 +89,16 @@ def task_of(row: Row) -> Task:
         raise ValueError(row.problem)
     fields = row.fields
     for name in ("custom_id", "id"):
-        if not isinstance(fields.get(name), str | int | None):
+        if not _is_name(fields.get(name)) and fields.get(name) is not None:
             raise ValueError(f"{name} is {fields[name]!r:.100}: write a text or a whole number.")
     url, body = _of_batch(fields) if "url" in fields or "body" in fields else _plain(fields)
     if body.get("stream"):
         raise ValueError("stream: a file has no streams: leave the field out.")
-    return Task(row.index, custom_id_of(row), url, body)
+    try:
+        data = json.dumps(body, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"The row cannot be written as JSON: {error}.") from None
+    return Task(row.index, custom_id_of(row), url, data, row.crc)
 
 
 def _of_batch(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -127,9 +139,10 @@ def answer_to(task: Task, status: int, body: Any) -> Answer:
         status: of HTTP.
         body: of the response, parsed.
     """
-    if not isinstance(body, dict):
-        body = {"text": body}
     is_error = status != 200
+    if is_error and not (isinstance(body, dict) and isinstance(body.get("error"), dict)):
+        message = f"This model has no {task.url}." if status == 404 else str(body)
+        body = {"error": {"message": message, "type": None, "param": None, "code": status}}
     usage = body.get("usage") or {}
     for name in ("created", "created_at"):
         if name in body:
@@ -141,6 +154,7 @@ def answer_to(task: Task, status: int, body: Any) -> Answer:
         usage.get("prompt_tokens") or 0,
         usage.get("completion_tokens") or 0,
         _line(task.index, task.custom_id, response, body.get("error") if is_error else None),
+        task.crc,
     )
 
 
@@ -152,7 +166,8 @@ def answer_without_request(row: Row, problem: str) -> Answer:
         "request_id": f"bulk-{row.index}",
         "body": {"error": error},
     }
-    return Answer(row.index, True, 0, 0, _line(row.index, custom_id_of(row), response, error))
+    line = _line(row.index, custom_id_of(row), response, error)
+    return Answer(row.index, True, 0, 0, line, row.crc)
 
 
 def _line(index: int, custom_id: str, response: dict[str, Any], error: Any) -> str:

@@ -19,6 +19,7 @@ SEQUENCES = ("bad_words_ids", "sequence_bias", "force_words_ids")
 TOKENS = (*SEQUENCES, "suppress_tokens", "begin_suppress_tokens", "eos_token_id")
 NGRAMS = ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size")
 
+_NAMES_OF_A_PART = 8
 _TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
 
 
@@ -64,6 +65,38 @@ def check_limits(fields: Mapping[str, Any], flags: ServerFlags) -> None:
     _at_most("the number of stop_strings", len(strings), flags, "max_stop_strings")
     longest = max(map(len, strings), default=0)
     _at_most("the length of stop_strings", longest, flags, "max_stop_string_length")
+
+
+def check_structure(body: Any, flags: ServerFlags) -> None:
+    """Refuse a body with more lists and objects than a limit, or with eight times as many names.
+
+    Numbers and texts, such as the tokens of a prompt, do not count.
+
+    Args:
+        body: as JSON gives it.
+        flags: of the server.
+
+    Raises:
+        VLLMValidationError: names the limit and its flag.
+    """
+    limit, containers, names = flags.max_body_parts, 0, 0
+    waiting = [body]
+    while waiting and containers <= limit and names <= _NAMES_OF_A_PART * limit:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            containers += 1
+            names += len(one)
+            waiting.extend(value for value in one.values() if isinstance(value, dict | list))
+        elif isinstance(one, list):
+            containers += 1
+            waiting.extend(value for value in one if isinstance(value, dict | list))
+    parts = max(containers, -(-names // _NAMES_OF_A_PART))
+    if parts > limit:
+        raise VLLMValidationError(
+            f"The body may have at most {limit} lists and objects, and {_NAMES_OF_A_PART} times as "
+            "many names in these, and has more: send less, or start the server with a higher "
+            "--max-body-parts."
+        )
 
 
 def _at_most(what: str, value: Any, flags: ServerFlags, flag: str) -> None:

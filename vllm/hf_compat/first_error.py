@@ -1,27 +1,46 @@
-"""Validation of bodies that ends at the first wrong entry of a list.
+"""Validation of bodies that costs what a client may ask for, and no more.
 
 Pydantic reports every error, and for a message as many as there are kinds of messages. A hundred
 thousand numbers in their place, a body of 300 KB, are 800,000 errors or more: seconds in which the
-server answers nobody, and for some classes more memory than there is. A client can read one.
+server answers nobody, and for some classes more memory than there is. A client can read one. And
+what is valid is tried against each kind, so that the number of lists and objects has a limit.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from fastapi.routing import APIRoute
+from fastapi import Request, Response
+from fastapi.routing import APIRoute, request_response
 from pydantic import TypeAdapter
 from pydantic_core import SchemaValidator
+
+from vllm.fork.server_flags import ServerFlags
+from vllm.hf_compat.body_limits import check_structure
 
 _LISTS = ("list", "tuple", "set", "frozenset")
 _NO_SCHEMAS = ("cls", "config", "default", "expected", "metadata", "serialization")
 """Keys of a schema whose values are none, whatever they look like."""
 
 
-def end_at_first_error(route: APIRoute) -> None:
-    """Let a route's body be read up to its first error, in place; others take it as it was."""
-    if route.body_field is not None:
-        hasten(route.body_field._type_adapter)
+def bound_validation(route: APIRoute, flags: ServerFlags) -> None:
+    """Let a route with a body refuse one of too many lists and objects, and read others up to their
+    first error, in place."""
+    if route.body_field is None:
+        return
+    hasten(route.body_field._type_adapter)
+    handle = route.get_route_handler()
+
+    async def checked(request: Request) -> Response:
+        if "json" in request.headers.get("content-type", ""):
+            try:
+                body = await request.json()  # kept by the request for those who ask again
+            except (ValueError, RecursionError):
+                body = None  # FastAPI says what is wrong with it
+            check_structure(body, flags)
+        return await handle(request)
+
+    route.app = request_response(checked)
 
 
 def hasten(adapter: TypeAdapter[Any]) -> TypeAdapter[Any]:

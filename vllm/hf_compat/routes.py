@@ -33,7 +33,7 @@ from vllm.fork.server_flags import ServerFlags
 from vllm.hf_compat.body_limits import check_body
 from vllm.hf_compat.early_check import check_early, spare_the_loop
 from vllm.hf_compat.field_names import Schema, check_names
-from vllm.hf_compat.first_error import end_at_first_error, hasten
+from vllm.hf_compat.first_error import bound_validation, hasten
 from vllm.hf_compat.openai import (
     HFBatchChatCompletionRequest,
     HFChatCompletionRequest,
@@ -116,7 +116,7 @@ def accept_hf_bodies(app: FastAPI, args: Namespace) -> None:
             routes[i] = routes.pop()
     for route in routes:
         if isinstance(route, APIRoute):
-            end_at_first_error(route)
+            bound_validation(route, flags)
     spare_the_loop()
 
 
