@@ -27,6 +27,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 LIMITS = ["--max-token-sequences", "1000000", "--max-listed-tokens", "10000000"]
 LIMITS += ["--max-stop-strings", "100000", "--max-stop-string-length", "1000000"]
+LIMITS += ["--max-body-parts", "1000000"]
 NOT_AN_ANSWER = {"encoder_repetition_penalty": -1.0}
 """What Transformers refuses after it has looked at long lists."""
 
