@@ -78,10 +78,16 @@ def assembled_tree(target: str, *, link: bool, kernels: str = "all", root: Path 
 
 
 def keep_edited_tree(target: str, root: Path = ROOT) -> None:
-    """Note that the editable tree, edited in place, is what the series makes now."""
+    """Note that the editable tree, edited in place, is what the series makes now.
+
+    Overlay files that came since it was assembled are linked by the next installation.
+    """
     folder = build_folder(target, root) / "src"
     pristine = pristine_tree(target, root)
-    _write_record(folder, _key(load_pin(target, root), pristine, root, link=True))
+    overlay = [path.relative_to(root) for path in _overlay_files(root / PACKAGE)]
+    is_whole = all((folder / path).exists() for path in overlay)
+    key = _key(load_pin(target, root), pristine, root, link=True) if is_whole else ""
+    _write_record(folder, key)
 
 
 def _record_file(folder: Path) -> Path:

@@ -10,7 +10,7 @@ from tests.structure.imports import imports_of, modules
 
 FLOORS = (
     {"hooks"},
-    {"parity", "parity_report", "bulk"},
+    {"parity", "parity_report", "bulk", "receipts"},
     {"hf_exact"},
     {"hf_compat", "deterministic"},
     {"hf_numerics"},

@@ -21,7 +21,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["attach"]
+__all__ = ["NUMERICS_VERSION", "attach"]
+
+NUMERICS_VERSION = 1
+"""Of the arithmetic in ``docs/numerics``: another one gives other bits."""
 
 
 def attach(model: PreTrainedModel, *, max_length: int | None = None) -> PreTrainedModel:

@@ -59,6 +59,11 @@ SPECS: dict[str, FlagSpec] = {
         "caching, threads, tensor parallelism or machine. `batch` is upstream's batch-invariant "
         "mode on NVIDIA GPUs, which promises less.",
     ),
+    "receipts": FlagSpec(
+        modes=("16", "32", "64"),
+        help="Make a receipt of each answer, which `vllm audit` checks on another machine; needs "
+        "--hf-compat and --deterministic. A number is the bytes for each token, instead of 8.",
+    ),
 }
 
 
@@ -89,6 +94,7 @@ class ForkFlags:
     hf_compat: FlagValue = False
     split_qkv: FlagValue | None = None
     deterministic: FlagValue = False
+    receipts: FlagValue = False
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -111,6 +117,11 @@ class ForkFlags:
     def is_portable(self) -> bool:
         """Whether layers have the bits of the fork's specification."""
         return self.deterministic is True
+
+    @property
+    def receipt_bytes(self) -> int:
+        """How many bytes of a receipt each token has; 0 without receipts."""
+        return 8 * int(self.receipts) if isinstance(self.receipts, bool) else int(self.receipts)
 
     @property
     def has_sampler(self) -> bool:

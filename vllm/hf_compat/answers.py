@@ -31,11 +31,19 @@ class HFOutput(CompletionOutput):
         scores: float32 [num_tokens, vocab_size] after all processors, of which each token was
             chosen, if ``output_scores`` was set; of beams, log-probabilities.
         logits: float32 [num_tokens, vocab_size] of the model, if ``output_logits`` was set.
+        receipt: of an engine with ``receipts``, once the answer is complete: ``docs/receipts.md``.
     """
 
     sequences_score: float | None = None
     scores: np.ndarray | None = None
     logits: np.ndarray | None = None
+    receipt: dict[str, Any] | None = None
+
+    @classmethod
+    def of(cls, output: CompletionOutput, **more: Any) -> HFOutput:
+        """Return a copy of an output that has `more`."""
+        given = {one.name: getattr(output, one.name) for one in fields(output)}
+        return cls(**{**given, **more})
 
 
 def compute_transition_scores(output: HFOutput, *, normalize_logits: bool = False) -> np.ndarray:
@@ -128,9 +136,11 @@ class DeltaOutput(HFOutput):
     logits = _of_own_tokens("logits")
 
     @classmethod
-    def of(cls, given: dict[str, Any], collected: dict[str, Any], first: int) -> DeltaOutput:
-        """Return an output with the fields `given`, whose first token is number `first`."""
-        made = cls(**given)
+    def part(
+        cls, output: CompletionOutput, collected: dict[str, Any], first: int
+    ) -> DeltaOutput:
+        """Return an output with the fields of `output`, whose first token is number `first`."""
+        made = cls(**{one.name: getattr(output, one.name) for one in fields(CompletionOutput)})
         made._collected, made._first = collected, first
         return made
 
@@ -165,12 +175,11 @@ def with_tensors(state: RequestState, output: CompletionOutput) -> CompletionOut
     collected = getattr(state, "hf_compat", {})
     if not any(name in collected for name in _TENSORS):
         return output
-    given = {field.name: getattr(output, field.name) for field in fields(CompletionOutput)}
     if state.output_kind == RequestOutputKind.DELTA:
         first = vars(state).get("hf_compat_sent", 0)
         vars(state)["hf_compat_sent"] = first + len(output.token_ids)
-        return DeltaOutput.of(given, collected, first)
-    return HFOutput(**given, **_arrays(collected, slice(len(output.token_ids))))
+        return DeltaOutput.part(output, collected, first)
+    return HFOutput.of(output, **_arrays(collected, slice(len(output.token_ids))))
 
 
 def with_beams(state: RequestState, outputs: list[CompletionOutput]) -> list[CompletionOutput]:

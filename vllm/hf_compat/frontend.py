@@ -26,7 +26,10 @@ from vllm.hf_compat.generation_config import (
     load_generation_config,
     max_new_tokens,
 )
+from vllm.hf_compat.receipt_requests import check_receipt, engine_of_receipts
+from vllm.hf_compat.receipt_wishes import wants_receipt
 from vllm.hf_compat.request import EXTRA_ARGS_KEY, HFRequest
+from vllm.hf_compat.resolved_params import ResolvedParams
 from vllm.hf_compat.room import Room, check_beams, check_guidance
 from vllm.hf_compat.sampling_params import (
     from_sampling_params,
@@ -76,6 +79,7 @@ def frontend_for(vllm_config: VllmConfig) -> Frontend | None:
             else lambda: cached_tokenizer_from_config(model_config)
         ),
         room=Room(vllm_config),
+        receipt=engine_of_receipts(vllm_config),
     )
 
 
@@ -124,6 +128,7 @@ class Frontend:
         vocab_size: width of the logits.
         tokenizer: returns the model's; None if the engine does not turn tokens into text.
         room: for requests of several rows.
+        receipt: what receipts say of the engine (`HFRequest.receipt`); None without receipts.
     """
 
     def __init__(
@@ -135,6 +140,7 @@ class Frontend:
         vocab_size: int,
         tokenizer: Callable[[], Any] | None = None,
         room: Room | None = None,
+        receipt: dict[str, Any] | None = None,
     ) -> None:
         self.of_model = of_model
         self.max_model_len = max_model_len
@@ -145,6 +151,7 @@ class Frontend:
             model_config, "max_position_embeddings", None
         )
         self._check_processors = ProcessorCheck(model_config, vocab_size)
+        self._receipt = receipt
 
     def to_sampling_params(
         self, given: GenerateCall | GenerationConfig | None = None
@@ -199,18 +206,20 @@ class Frontend:
             VLLMValidationError: the length does not fit, in HF's sense or into the engine's
                 context window.
         """
+        if isinstance(params, ResolvedParams):
+            self._accept(HFRequest.of(params), params, prompt_embeds)
+            return
         call, config = self._resolve(params, prompt_len)
         if config.num_beams > 1 and params.n > 1:
             config.num_return_sequences, params.n = params.n, 1
         if params.max_tokens is None:
             params.max_tokens = self.max_model_len - prompt_len
         request = _request(call, config, params, prompt_len)
-        self._check(request, params, prompt_embeds)
+        self._accept(request, params, prompt_embeds)
         if request.num_beams > 1:
             params.ignore_eos = True
         else:
             self._set_eos(params, config)
-        request.attach(params)
         turn_off_processors(params)
         HFRequest.number_children(params)
         one = copy.copy(params)
@@ -244,6 +253,20 @@ class Frontend:
         if any(name in body for name in LENGTHS):
             self._limit_length(params, config, prompt_len, length_is_default=False)
         return GenerateCall(seed=params.seed, negative_prompt_ids=negative_prompt_ids), config
+
+    def _accept(
+        self, request: HFRequest, params: SamplingParams, prompt_embeds: torch.Tensor | None
+    ) -> None:
+        """Attach a request to its parameters, with what its receipt says if it wants one.
+
+        Raises:
+            VLLMValidationError: see `_check` and `check_receipt`.
+        """
+        self._check(request, params, prompt_embeds)
+        if self._receipt is not None and wants_receipt():
+            check_receipt(request, params, prompt_embeds)
+            request = replace(request, receipt=self._receipt)
+        request.attach(params)
 
     def _check(
         self, request: HFRequest, params: SamplingParams, prompt_embeds: torch.Tensor | None

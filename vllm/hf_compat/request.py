@@ -34,6 +34,8 @@ class HFRequest:
         max_time: likewise, in seconds.
         criteria: the caller's own criteria, packed likewise.
         criteria_see_scores: whether they are given the scores of all steps, or None.
+        receipt: what its receipt says of the engine: ``model``, its name, and ``flags``; None
+            without a receipt.
     """
 
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -51,6 +53,7 @@ class HFRequest:
     max_time: float | None = None
     criteria: bytes | None = None
     criteria_see_scores: bool = False
+    receipt: Mapping[str, Any] | None = None
 
     @property
     def num_beams(self) -> int:
@@ -77,6 +80,12 @@ class HFRequest:
         carried = {one.name: getattr(self, one.name) for one in fields(self)}
         carried["fields"] = packed(self.fields)
         params.extra_args = {**(params.extra_args or {}), EXTRA_ARGS_KEY: carried}
+
+    @staticmethod
+    def has_receipt(params: SamplingParams | None) -> bool:
+        """Whether a request wants a receipt; asked in every step."""
+        carried = (params.extra_args or {}).get(EXTRA_ARGS_KEY) if params is not None else None
+        return bool(carried) and carried["receipt"] is not None
 
     @staticmethod
     def is_plain(params: SamplingParams | None) -> bool:

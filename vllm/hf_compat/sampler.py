@@ -15,6 +15,7 @@ from vllm.fork.uncompiled_logprobs import UncompiledLogprobs
 from vllm.hf_compat.batch import Batch, Group, Rows
 from vllm.hf_compat.beam_search import BeamSearch
 from vllm.hf_compat.draws import NoProbabilityError, draw_tokens
+from vllm.hf_compat.logits_digests import LogitsDigests
 from vllm.hf_compat.pipeline import DEVICE_ERRORS
 from vllm.hf_compat.request import HFRequest
 from vllm.hf_compat.row_ids import prompt_length
@@ -59,13 +60,15 @@ class HFSampler(UncompiledLogprobs):
         self._discarded = np.zeros(0, dtype=bool)  # rows whose token is thrown away
         self._searches: dict[str, BeamSearch] = {}
         self._outputs: dict[str, dict[str, Any]] = {}
+        self._digests = LogitsDigests(runner)
 
     def take_outputs(self) -> dict[str, dict[str, Any]] | None:
         """Return what requests answer beside tokens in this step; None without any.
 
         That is ``beam_step``, a `BeamStep`, for a beam search, and ``scores`` and ``logits``, for
         each token the bytes of float32 [vocab_size], for requests with ``output_scores`` and
-        ``output_logits``, and ``error``, a sentence, for a request that generate() fails on.
+        ``output_logits``, and ``error``, a sentence, for a request that generate() fails on; with
+        receipts what `LogitsDigests` takes.
         """
         outputs, self._outputs = self._outputs, {}
         return outputs or None
@@ -104,6 +107,7 @@ class HFSampler(UncompiledLogprobs):
                 and its request stays as it is.
         """
         self._discarded = discarded
+        self._digests.take(logits, discarded, self._outputs)
         output = super().forward(logits, sampling_metadata)
         self._batch.append(output.sampled_token_ids.view(-1), discarded)
         return output

@@ -16,6 +16,7 @@ from vllm.hf_compat.engine_config import use_hf_semantics
 from vllm.hf_numerics import engine_args as hf_numerics
 from vllm.hf_numerics.float16 import with_hf_float16
 from vllm.parity_report.settings import note_settings
+from vllm.receipts import engine_args as receipts
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -45,6 +46,7 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
     check_attention_backend(args)
     deterministic.prepare_engine_args(args, flags)
     hf_numerics.prepare_engine_args(args, flags)
+    receipts.prepare_engine_args(args, flags)
     check_weight_transfer(args, flags)
     do_without_compiler(args)
 

@@ -2,8 +2,10 @@
 
 from vllm.hf_exact.loader import ExactLoader
 from vllm.hf_numerics.engine_args import LOAD_FORMAT
+from vllm.receipts import engine_args as receipts
+from vllm.receipts.loader import DigestingLoader
 
 __all__ = ["LOADERS"]
 
-LOADERS = {LOAD_FORMAT: ExactLoader}
+LOADERS = {LOAD_FORMAT: ExactLoader, receipts.LOAD_FORMAT: DigestingLoader}
 """The loader of each format."""

@@ -1,0 +1,12 @@
+"""Parameters that an engine has resolved before: those of a receipt, computed once more."""
+
+from __future__ import annotations
+
+from vllm.sampling_params import SamplingParams
+
+
+class ResolvedParams(SamplingParams, kw_only=True):  # type: ignore[call-arg]
+    """A ``SamplingParams`` with its `HFRequest` attached, which `Frontend.finish` leaves as it is.
+
+    Only a program can make one: nothing that a client of the server sends becomes it.
+    """

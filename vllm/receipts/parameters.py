@@ -1,0 +1,78 @@
+"""The parameters of a request as a receipt has them, in types that JSON has, and back."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from typing import Any
+
+import msgspec
+
+from vllm.exceptions import VLLMValidationError
+from vllm.hf_compat.request import HFRequest
+from vllm.hf_compat.resolved_params import ResolvedParams
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+_NOT_CARRIED = ("pickled", "criteria", "criteria_see_scores", "max_time", "receipt")
+"""Of `HFRequest`: what a request with a receipt does not have, and the receipt's own."""
+
+_ABOUT_THE_ANSWER = (
+    "extra_args",
+    "logprobs",
+    "prompt_logprobs",
+    "logprob_token_ids",
+    "output_kind",
+    "skip_clone",
+    "n",
+    "seed",
+)
+"""Of ``SamplingParams``: what changes no token in hf_compat, which has its own row and seed."""
+
+
+def parameters_of(params: SamplingParams) -> dict[str, Any]:
+    """Return what decides about a request's tokens beside model and prompt.
+
+    Args:
+        params: of one sequence, as they go to the engine.
+
+    Returns:
+        ``hf``: what `HFRequest` has beside its defaults; ``vllm``: likewise ``SamplingParams``.
+    """
+    request = HFRequest.of(params)
+    hf: dict[str, Any] = {}
+    for field in fields(HFRequest):
+        value = getattr(request, field.name)
+        default = field.default if field.default is not MISSING else field.default_factory()  # type: ignore[misc]
+        if field.name not in _NOT_CARRIED and value != default:
+            hf[field.name] = dict(value) if field.name == "fields" else value
+    own: dict[str, Any] = msgspec.to_builtins(params)
+    for name in _ABOUT_THE_ANSWER:
+        own.pop(name, None)
+    return {"hf": hf, "vllm": {name: _in_order(value) for name, value in own.items()}}
+
+
+def params_from(parameters: dict[str, Any], num_tokens: int) -> ResolvedParams:
+    """Return the parameters of a request that answers as the one of a receipt did.
+
+    Args:
+        parameters: of the receipt.
+        num_tokens: that its answer has; one more shows whether it would have gone on.
+
+    Raises:
+        VLLMValidationError: they are none.
+    """
+    try:
+        params = msgspec.convert(parameters["vllm"], ResolvedParams)
+        request = HFRequest(**parameters["hf"])
+        assert params.max_tokens is not None
+        assert not set(parameters["hf"]) & {*_NOT_CARRIED}
+    except (msgspec.ValidationError, TypeError, KeyError, ValueError, AssertionError) as error:
+        raise VLLMValidationError(f"these are no parameters of a request ({error})") from None
+    request.attach(params)
+    params.output_kind = RequestOutputKind.FINAL_ONLY
+    params.max_tokens = min(params.max_tokens, num_tokens + 1)
+    return params
+
+
+def _in_order(value: Any) -> Any:
+    """Return sets, which have no order of their own, as sorted lists."""
+    return sorted(value) if isinstance(value, set | frozenset) else value

@@ -1,0 +1,93 @@
+"""A receipt as JSON: its fields, its seals, and the chain of digests of the logits.
+
+``docs/receipts.md`` is the specification, with a test vector.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from vllm.fork.digests import digest
+
+VERSION = 1
+SEALED = ("model", "flags", "prompt", "parameters")
+"""The fields that have a seal, in the order in which the chain begins with them."""
+
+Receipt = dict[str, Any]
+
+_SEAL_BYTES = 8
+
+
+def seal(value: Any) -> str:
+    """Return the seal of a field of a receipt, 16 hexadecimal digits.
+
+    Args:
+        value: in types that JSON has.
+    """
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return digest(text.encode(), _SEAL_BYTES).hex()
+
+
+def seals_of(fields: Receipt) -> dict[str, str]:
+    """Return the seals that the fields of a receipt ought to have."""
+    return {name: seal(fields[name]) for name in SEALED}
+
+
+def links(
+    seals: dict[str, str], tokens: Sequence[int], logits: Sequence[bytes]
+) -> Iterator[bytes]:
+    """Yield the links of the chain, one for each token, as long as the digests of the logits.
+
+    Args:
+        seals: of the receipt.
+        tokens: of the answer.
+        logits: of each token's row, `digest` of its float32 [vocab_size], little endian.
+    """
+    size = len(logits[0]) if logits else _SEAL_BYTES
+    link = digest(b"".join(bytes.fromhex(seals[name]) for name in SEALED), size)
+    for token, row in zip(tokens, logits, strict=True):
+        link = next_link(link, token, row)
+        yield link
+
+
+def next_link(link: bytes, token: int, row: bytes) -> bytes:
+    """Return the link after `link`, for a token and the digest of the logits that chose it."""
+    return digest(link + token.to_bytes(4, "little") + row, len(row))
+
+
+def make_receipt(
+    fields: Receipt, tokens: Sequence[int], logits: Sequence[bytes], finish: Sequence[Any]
+) -> Receipt:
+    """Return the receipt of an answer.
+
+    Args:
+        fields: ``version``, ``numerics`` and those that are `SEALED`.
+        tokens: of the answer.
+        logits: as in `links`.
+        finish: vLLM's ``finish_reason`` and ``stop_reason``.
+    """
+    seals = seals_of(fields)
+    chain = b"".join(links(seals, tokens, logits))
+    return {
+        **fields,
+        "seals": seals,
+        "output": list(tokens),
+        "finish": list(finish),
+        "logits": base64.b64encode(chain).decode(),
+    }
+
+
+def chain_of(receipt: Receipt) -> list[bytes]:
+    """Return the links of a receipt, one for each token of its output.
+
+    Raises:
+        ValueError: there are more or fewer than tokens.
+    """
+    chain, count = base64.b64decode(receipt["logits"], validate=True), len(receipt["output"])
+    size, rest = divmod(len(chain), count) if count else (_SEAL_BYTES, len(chain))
+    if rest or not _SEAL_BYTES <= size <= 64:
+        raise ValueError(f"{len(chain)} bytes are no digests of {count} tokens")
+    return [chain[i : i + size] for i in range(0, len(chain), size)]
