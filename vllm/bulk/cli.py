@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import signal
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.entrypoints.cli.types import CLISubcommand
+from vllm.fork.quiet import log_errors_only
 
 if TYPE_CHECKING:
     from vllm.bulk.journal import Journal
@@ -48,7 +48,7 @@ class BulkSubcommand(CLISubcommand):
 
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until rows run
         try:
-            _log_errors_only(args)
+            log_errors_only(args)
             status = run(args)
         except (ValueError, NotWrittenError, EngineEndedError) as error:
             raise SystemExit(f"vllm bulk: {error}") from None
@@ -91,15 +91,6 @@ def add_arguments(parser: FlexibleArgumentParser) -> None:
     BaseFrontendArgs.add_cli_args(parser)
     AsyncEngineArgs.add_cli_args(parser)
     parser.set_defaults(model=None)  # upstream's is a model of the Hub that nobody has named
-
-
-def _log_errors_only(args: argparse.Namespace) -> None:
-    """Let vLLM log errors alone, unless the environment says more: its log is long."""
-    from vllm.logger import configure_logging_from_args
-
-    if "VLLM_LOGGING_LEVEL" not in os.environ:
-        os.environ["VLLM_LOGGING_LEVEL"] = args.log_level = "ERROR"
-    configure_logging_from_args(args)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -32,12 +32,14 @@ class HFOutput(CompletionOutput):
             chosen, if ``output_scores`` was set; of beams, log-probabilities.
         logits: float32 [num_tokens, vocab_size] of the model, if ``output_logits`` was set.
         receipt: of an engine with ``receipts``, once the answer is complete: ``docs/receipts.md``.
+        logits_digests: likewise, of the logits of each token.
     """
 
     sequences_score: float | None = None
     scores: np.ndarray | None = None
     logits: np.ndarray | None = None
     receipt: dict[str, Any] | None = None
+    logits_digests: list[bytes] | None = None
 
     @classmethod
     def of(cls, output: CompletionOutput, **more: Any) -> HFOutput:

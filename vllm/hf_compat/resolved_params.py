@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from vllm.sampling_params import SamplingParams
 
+CLAIMED_KEY = "claimed_tokens"
+"""Key in ``extra_args`` of the tokens that the receipt says were chosen."""
+
 
 class ResolvedParams(SamplingParams, kw_only=True):  # type: ignore[call-arg]
     """A ``SamplingParams`` with its `HFRequest` attached, which `Frontend.finish` leaves as it is.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vllm.deterministic import NUMERICS_VERSION
 from vllm.hf_compat.answers import HFOutput
 from vllm.hf_compat.receipt_wishes import deliver_receipt, expect_receipt
 from vllm.hf_compat.request import HFRequest
 from vllm.receipts.parameters import parameters_of
-from vllm.receipts.receipt import VERSION, Receipt, make_receipt
+from vllm.receipts.receipt import VERSION, make_receipt
 
 if TYPE_CHECKING:
     from vllm.outputs import CompletionOutput
@@ -54,18 +54,14 @@ def with_receipt(state: RequestState, output: CompletionOutput) -> CompletionOut
     fields = vars(state.detokenizer).get(_KEY) if state.detokenizer is not None else None
     if fields is None or output.finish_reason not in ("stop", "length"):
         return output
-    receipt = _receipt(fields, vars(state).get("hf_compat", {}), output)
+    collected = vars(state)["hf_compat"]
+    tokens = list(output.token_ids)
+    # The engine may have computed some rows beyond the end of the answer.
+    logits = collected["digests"][: len(tokens)]
+    model = {**fields["model"], **collected["model"][0]}
+    finish = [output.finish_reason, output.stop_reason]
+    receipt = make_receipt({**fields, "model": model}, tokens, logits, finish)
     parent = state.parent_req
     request_id = state.external_req_id if parent is None else parent.external_req_id
     deliver_receipt(request_id, output.index, receipt)
-    return HFOutput.of(output, receipt=receipt)
-
-
-def _receipt(fields: Receipt, collected: dict[str, Any], output: CompletionOutput) -> Receipt:
-    tokens = list(output.token_ids)
-    model = {**fields["model"], **collected["model"][0]} if tokens else fields["model"]
-    # The engine may have computed some rows beyond the end of the answer.
-    logits = collected.get("digests", [])[: len(tokens)]
-    return make_receipt(
-        {**fields, "model": model}, tokens, logits, [output.finish_reason, output.stop_reason]
-    )
+    return HFOutput.of(output, receipt=receipt, logits_digests=logits)

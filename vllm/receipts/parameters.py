@@ -9,7 +9,7 @@ import msgspec
 
 from vllm.exceptions import VLLMValidationError
 from vllm.hf_compat.request import HFRequest
-from vllm.hf_compat.resolved_params import ResolvedParams
+from vllm.hf_compat.resolved_params import CLAIMED_KEY, ResolvedParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 _NOT_CARRIED = ("pickled", "criteria", "criteria_see_scores", "max_time", "receipt")
@@ -50,12 +50,12 @@ def parameters_of(params: SamplingParams) -> dict[str, Any]:
     return {"hf": hf, "vllm": {name: _in_order(value) for name, value in own.items()}}
 
 
-def params_from(parameters: dict[str, Any], num_tokens: int) -> ResolvedParams:
+def params_from(parameters: dict[str, Any], tokens: list[int]) -> ResolvedParams:
     """Return the parameters of a request that answers as the one of a receipt did.
 
     Args:
         parameters: of the receipt.
-        num_tokens: that its answer has; one more shows whether it would have gone on.
+        tokens: that its answer has; one more shows whether it would have gone on.
 
     Raises:
         VLLMValidationError: they are none.
@@ -67,9 +67,10 @@ def params_from(parameters: dict[str, Any], num_tokens: int) -> ResolvedParams:
         assert not set(parameters["hf"]) & {*_NOT_CARRIED}
     except (msgspec.ValidationError, TypeError, KeyError, ValueError, AssertionError) as error:
         raise VLLMValidationError(f"these are no parameters of a request ({error})") from None
+    params.extra_args = {CLAIMED_KEY: tokens}
     request.attach(params)
     params.output_kind = RequestOutputKind.FINAL_ONLY
-    params.max_tokens = min(params.max_tokens, num_tokens + 1)
+    params.max_tokens = min(params.max_tokens, len(tokens) + 1)
     return params
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from vllm.fork.digests import digest
@@ -36,25 +36,19 @@ def seals_of(fields: Receipt) -> dict[str, str]:
     return {name: seal(fields[name]) for name in SEALED}
 
 
-def links(
-    seals: dict[str, str], tokens: Sequence[int], logits: Sequence[bytes]
-) -> Iterator[bytes]:
-    """Yield the links of the chain, one for each token, as long as the digests of the logits.
-
-    Args:
-        seals: of the receipt.
-        tokens: of the answer.
-        logits: of each token's row, `digest` of its float32 [vocab_size], little endian.
-    """
-    size = len(logits[0]) if logits else _SEAL_BYTES
-    link = digest(b"".join(bytes.fromhex(seals[name]) for name in SEALED), size)
-    for token, row in zip(tokens, logits, strict=True):
-        link = next_link(link, token, row)
-        yield link
+def first_link(seals: dict[str, str], size: int) -> bytes:
+    """Return what the chain of a receipt begins with: the digest of its seals, `size` bytes."""
+    return digest(b"".join(bytes.fromhex(seals[name]) for name in SEALED), size)
 
 
 def next_link(link: bytes, token: int, row: bytes) -> bytes:
-    """Return the link after `link`, for a token and the digest of the logits that chose it."""
+    """Return the link after `link`.
+
+    Args:
+        link: the one before.
+        token: of the answer.
+        row: the `digest` of the logits that chose it, float32 [vocab_size], little endian.
+    """
     return digest(link + token.to_bytes(4, "little") + row, len(row))
 
 
@@ -66,17 +60,20 @@ def make_receipt(
     Args:
         fields: ``version``, ``numerics`` and those that are `SEALED`.
         tokens: of the answer.
-        logits: as in `links`.
+        logits: for each token, as the ``row`` of `next_link`.
         finish: vLLM's ``finish_reason`` and ``stop_reason``.
     """
     seals = seals_of(fields)
-    chain = b"".join(links(seals, tokens, logits))
+    link = first_link(seals, len(logits[0]))
+    chain = []
+    for token, row in zip(tokens, logits, strict=True):
+        chain.append(link := next_link(link, token, row))
     return {
         **fields,
         "seals": seals,
         "output": list(tokens),
         "finish": list(finish),
-        "logits": base64.b64encode(chain).decode(),
+        "logits": base64.b64encode(b"".join(chain)).decode(),
     }
 
 

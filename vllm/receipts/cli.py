@@ -1,0 +1,141 @@
+"""``vllm audit``: the command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm.entrypoints.cli.types import CLISubcommand
+from vllm.fork.quiet import log_errors_only
+
+if TYPE_CHECKING:
+    from vllm.receipts.file import Claim
+    from vllm.receipts.verdict import Verdict
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+_DESCRIPTION = """Compute answers with receipts again, one prefill each, and say of each whether it
+is what its receipt says, or what differs first: the model, the flags, the prompt, the parameters,
+the logits of a token, the token that was chosen of them, or the end.
+
+FILE has a JSON object in each line: an answer of vllm bulk or of the server, or a receipt.
+Options of its own, beside those of an engine (--help=all):
+
+    --sample SHARE     audit each answer with this probability instead of all
+    --sample-seed N    of that choice, which another run repeats; drawn anew without it
+    --json             a JSON object for each answer instead of a line of text
+"""
+
+
+class AuditSubcommand(CLISubcommand):
+    """Adds ``vllm audit`` to the command line of vLLM."""
+
+    name = "audit"
+
+    @staticmethod
+    def cmd(args: argparse.Namespace) -> None:
+        """Run the command; a wrong argument ends it with one sentence."""
+        try:
+            log_errors_only(args)
+            status = run(args)
+        except OSError as error:
+            raise SystemExit(f"vllm audit: {error.filename}: {error.strerror}.") from None
+        except (ValueError, RuntimeError) as error:
+            raise SystemExit(f"vllm audit: {error}") from None
+        raise SystemExit(status)
+
+    def subparser_init(self, subparsers: argparse._SubParsersAction[Any]) -> FlexibleArgumentParser:
+        """As ``CLISubcommand.subparser_init``."""
+        from vllm.engine.arg_utils import EngineArgs
+
+        parser: FlexibleArgumentParser = subparsers.add_parser(
+            self.name,
+            help="Check answers by their receipts.",
+            description=_DESCRIPTION,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            usage="vllm audit FILE [--sample SHARE] [--model MODEL] [options of the engine]",
+        )
+        parser.add_argument("file", type=Path, metavar="FILE", help="answers, as JSON lines")
+        parser.add_argument("--sample", type=float, default=1.0, metavar="SHARE")
+        parser.add_argument("--sample-seed", type=int, metavar="N")
+        parser.add_argument("--json", action="store_true")
+        EngineArgs.add_cli_args(parser)
+        parser.set_defaults(model=None)  # the receipts name one
+        return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Audit a file; return the exit status, 0 if all is as the receipts say.
+
+    Raises:
+        ValueError: an argument, or a file in which there is nothing to audit.
+    """
+    from vllm.receipts.file import claims_of
+
+    if not 0 < args.sample <= 1:
+        raise ValueError(f"--sample={args.sample} is no share: give more than 0 and at most 1.")
+    seed = args.sample_seed if args.sample_seed is not None else random.randrange(1 << 32)
+    first = next((one for one in claims_of(args.file) if one.receipt is not None), None)
+    found: Counter[str] = Counter()
+    begin = time.monotonic()
+    for one in _verdicts(args, first, _sampled(claims_of(args.file), args.sample, seed)):
+        found[one.differs] += 1
+        print(json.dumps(asdict(one)) if args.json else f"{one.place}: {one.sentence}", flush=True)
+    if not found:
+        raise ValueError(
+            f"{args.file} has no answers{'' if args.sample == 1 else ' in this sample'}."
+        )
+    share = f", --sample-seed {seed}" if args.sample < 1 else ""
+    others = ", ".join(f"{count} by {name}" for name, count in sorted(found.items()) if name)
+    print(
+        f"{found.total()} audited{share}: {found['']} equal, {found.total() - found['']} differ"
+        f"{f' ({others})' if others else ''}; {time.monotonic() - begin:.0f} s",
+        file=sys.stderr if args.json else sys.stdout,
+    )
+    return 0 if found.total() == found[""] else 1
+
+
+def _sampled(claims: Iterable[Claim], share: float, seed: int) -> Iterator[Claim]:
+    """Yield each of `claims` with probability `share`."""
+    numbers = random.Random(seed)
+    return (one for one in claims if share == 1 or numbers.random() < share)
+
+
+def _verdicts(
+    args: argparse.Namespace, first: Claim | None, claims: Iterator[Claim]
+) -> Iterator[Verdict]:
+    """Yield the verdicts; without any receipt there is no engine."""
+    from vllm.receipts import verdict
+
+    if first is None:
+        for claim in claims:
+            assert (found := verdict.of_form(claim)) is not None
+            yield found
+        return
+    from vllm.receipts.audit import audit
+
+    yield from audit(_engine(args, first), claims)
+
+
+def _engine(args: argparse.Namespace, first: Claim) -> Any:
+    """Return the engine of the first receipt's flags, as far as the command names no others.
+
+    Raises:
+        ValueError: it cannot be, or there is no such model.
+    """
+    from vllm import LLM
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.receipts.audit import engine_arguments
+
+    assert first.receipt is not None
+    given = vars(EngineArgs.from_cli_args(args))
+    defaults = {**vars(EngineArgs(model=given["model"] or "")), "model": None}
+    chosen = {name: value for name, value in given.items() if value != defaults.get(name)}
+    return LLM(**{**engine_arguments(first.receipt), **chosen})
