@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.engines import ROOT
 from tools import digests
+from vllm.deterministic import NUMERICS_VERSION
 
 KINDS = ["frequencies", "start-up check"]
+VERSIONS = {1: "21b77ba1bc1802671f1243ff6600d7451acf7a0a32d11da89306cef0c439a70d"}
+"""SHA-256 of the results of the operations, for each version of the numerics."""
 
 
 def test_the_committed_digests_stay() -> None:
     assert digests.changed(KINDS, write=False) == []
+
+
+def test_other_bits_are_another_version() -> None:
+    results = (ROOT / "tests" / "kernels" / "portable_digests.json").read_bytes()
+    assert hashlib.sha256(results).hexdigest() == VERSIONS[NUMERICS_VERSION]
 
 
 def test_what_changed_is_told_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,6 +205,7 @@ async def _answer(args: argparse.Namespace, journal: Journal, source: Source) ->
                 journal,
                 concurrency=args.concurrency or server.concurrency,
                 max_errors=args.max_errors,
+                receipts=bool(args.receipts),
                 on_answer=progress,
             )
             _stop_when_told(runner)

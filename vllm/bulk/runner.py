@@ -24,6 +24,7 @@ class Runner:
         journal: keeps the answers.
         concurrency: how many requests are under way at once.
         max_errors: how many errors there may be before it stops; None for any number.
+        receipts: whether answers have receipts.
         on_answer: called with each answer once it is kept.
     """
 
@@ -34,12 +35,14 @@ class Runner:
         *,
         concurrency: int,
         max_errors: int | None = None,
+        receipts: bool = False,
         on_answer: Callable[[Answer], None] = lambda _: None,
     ) -> None:
         self._ask = ask
         self._journal = journal
         self._concurrency = concurrency
         self._max_errors = max_errors
+        self._receipts = receipts
         self._on_answer = on_answer
         self._is_stopped = False
 
@@ -82,7 +85,7 @@ class Runner:
 
     async def _answer_one(self, row: Row) -> Answer:
         try:
-            task = task_of(row)
+            task = task_of(row, receipts=self._receipts)
         except ValueError as error:
             await asyncio.sleep(0)  # a million bad rows leave the loop its turn
             return answer_without_request(row, str(error))

@@ -79,8 +79,12 @@ def _is_name(value: Any) -> bool:
     return isinstance(value, str | int) and not isinstance(value, bool)
 
 
-def task_of(row: Row) -> Task:
+def task_of(row: Row, *, receipts: bool = False) -> Task:
     """Return the request that a row holds.
+
+    Args:
+        row: as it was read.
+        receipts: whether answers have receipts, unless the row says otherwise.
 
     Raises:
         ValueError: says what is wrong with the row.
@@ -94,6 +98,8 @@ def task_of(row: Row) -> Task:
     url, body = _of_batch(fields) if "url" in fields or "body" in fields else _plain(fields)
     if body.get("stream"):
         raise ValueError("stream: a file has no streams: leave the field out.")
+    if receipts and url in URLS[:2]:
+        body = {"receipt": True, **body}
     try:
         data = json.dumps(body, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:

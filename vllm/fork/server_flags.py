@@ -29,6 +29,7 @@ class ServerFlags:
 
     Attributes:
         hf_compat: whether the engine has the flag of that name; without it nothing here counts.
+        receipts: likewise; whether bodies may ask for receipts.
         strict_body: whether fields that nobody knows are refused.
         max_body_parts: the most lists and objects in a body.
         max_num_beams: the most beams of a search.
@@ -40,6 +41,7 @@ class ServerFlags:
     """
 
     hf_compat: bool = False
+    receipts: bool | str = False
     strict_body: bool = _flag(
         True,
         "With --hf-compat: refuse a body with a field that neither vLLM nor the API that the route "

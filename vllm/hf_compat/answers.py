@@ -138,9 +138,7 @@ class DeltaOutput(HFOutput):
     logits = _of_own_tokens("logits")
 
     @classmethod
-    def part(
-        cls, output: CompletionOutput, collected: dict[str, Any], first: int
-    ) -> DeltaOutput:
+    def part(cls, output: CompletionOutput, collected: dict[str, Any], first: int) -> DeltaOutput:
         """Return an output with the fields of `output`, whose first token is number `first`."""
         made = cls(**{one.name: getattr(output, one.name) for one in fields(CompletionOutput)})
         made._collected, made._first = collected, first

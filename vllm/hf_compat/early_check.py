@@ -9,6 +9,7 @@ be refused any more as a bad request.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import gc
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -49,7 +50,8 @@ async def check_early(body: Any, raw_request: Request) -> None:
         return
     if len(await raw_request.body()) > _LONG_BODY:
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(_CHECKER, _check, body, raw_request.app.state)
+        context = contextvars.copy_context()  # it says whether there is to be a receipt
+        await loop.run_in_executor(_CHECKER, context.run, _check, body, raw_request.app.state)
     elif body.stream:
         _check(body, raw_request.app.state)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from vllm.entrypoints.openai.chat_completion.protocol import (
     BatchChatCompletionRequest,
@@ -17,7 +17,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import (
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.engine.protocol import OpenAIBaseModel
 from vllm.exceptions import VLLMValidationError
-from vllm.hf_compat.body import LENGTHS, BodyFields, GenerationFields, attach_body
+from vllm.hf_compat.body import LENGTHS, BodyFields, Bool, GenerationFields, attach_body
 from vllm.renderers.chat_utils import ChatCompletionMessageParam
 from vllm.sampling_params import SamplingParams
 
@@ -26,6 +26,12 @@ class HFNames(GenerationFields, OpenAIBaseModel):
     """HF's fields in a body that has upstream's too, which keep their meaning."""
 
     field_names: ClassVar[set[str] | None] = None  # upstream's cache of them is per class
+
+    receipt: Bool | None = Field(
+        default=None,
+        description="Whether each answer has a receipt, which `vllm audit` checks: of a server "
+        "with --receipts. It is none of HF's fields.",
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -55,6 +55,7 @@ def check_receipt(
         "max_time": request.max_time is not None,
         "processors, callbacks or criteria of your own": request.pickled or request.criteria,
         "prompt_embeds": prompt_embeds is not None,
+        "logit_bias": params.logit_bias,  # vLLM has none beside drafts (sequence_bias has)
     }
     for name, is_given in reasons.items():
         if is_given:

@@ -7,8 +7,6 @@ answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -46,24 +44,18 @@ _EVERYBODY: Any = object()
 _WISH: ContextVar[Any] = ContextVar("receipts", default=_EVERYBODY)
 
 
-@contextmanager
-def wishing(receipts: bool) -> Iterator[Book | None]:
-    """Say whether the requests that come into being in this context want receipts.
+def wish_for_receipts(receipts: bool) -> Book | None:
+    """Say for the rest of this context whether the requests that come into being want receipts.
 
     Args:
         receipts: whether they do.
 
-    Yields:
-        Where they arrive; None if there are none.
+    Returns:
+        Where they arrive, until it is closed; None if there are none.
     """
     book = Book() if receipts else None
-    token = _WISH.set(book)
-    try:
-        yield book
-    finally:
-        _WISH.reset(token)
-        if book is not None:
-            book.close()
+    _WISH.set(book)
+    return book
 
 
 def wants_receipt() -> bool:

@@ -40,6 +40,8 @@ from vllm.hf_compat.openai import (
     HFCompletionRequest,
     HFNames,
 )
+from vllm.hf_compat.receipt_answers import wants_receipts, with_receipts
+from vllm.hf_compat.receipt_wishes import wish_for_receipts
 
 BODIES: dict[Any, type[HFNames]] = {
     CompletionRequest: HFCompletionRequest,
@@ -138,8 +140,15 @@ def endpoint_for(path: str, upstream: Endpoint, flags: ServerFlags) -> Endpoint:
         sent = await _sent(raw_request)
         check_names(sent, schema, path, is_strict=flags.strict_body)
         check_body(sent, flags)
-        await check_early(request, raw_request)
-        return await upstream(request=request, raw_request=raw_request)
+        # A stream begins when this function has ended, in the same context.
+        book = wish_for_receipts(wants_receipts(request, path, flags))
+        try:
+            await check_early(request, raw_request)
+            answer = await upstream(request=request, raw_request=raw_request)
+            return answer if book is None else with_receipts(answer, book)
+        finally:
+            if book is not None:
+                book.close()
 
     parameters = {**signature.parameters, "request": parameter.replace(annotation=body)}
     endpoint.__signature__ = signature.replace(  # type: ignore[attr-defined]

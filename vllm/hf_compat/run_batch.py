@@ -13,10 +13,12 @@ from typing import Any
 from pydantic import field_validator
 
 from vllm.entrypoints.launchers import run_batch
+from vllm.exceptions import VLLMValidationError
 from vllm.fork.server_flags import ServerFlags
 from vllm.hf_compat.body_limits import check_body
 from vllm.hf_compat.field_names import Schema, check_names
 from vllm.hf_compat.openai import HFChatCompletionRequest
+from vllm.hf_compat.receipt_wishes import wish_for_receipts
 from vllm.hf_compat.routes import APIS, validated
 
 _CHAT = "/v1/chat/completions"
@@ -64,6 +66,13 @@ def _reading(handler: Handler, flags: ServerFlags) -> Handler:
 
     async def read(body: Any) -> Any:
         request = validated(HFChatCompletionRequest, body)
+        if request.receipt:
+            raise VLLMValidationError(
+                "vllm run-batch writes no receipts: leave receipt out, or use `vllm bulk "
+                "--receipts`.",
+                parameter="receipt",
+            )
+        wish_for_receipts(False)
         check_names(body, schema, _CHAT, is_strict=flags.strict_body)
         check_body(body, flags)
         return await handler(request)

@@ -116,7 +116,8 @@ def _verdicts(
 
     if first is None:
         for claim in claims:
-            assert (found := verdict.of_form(claim)) is not None
+            found = verdict.of_form(claim)
+            assert found is not None
             yield found
         return
     from vllm.receipts.audit import audit

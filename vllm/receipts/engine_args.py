@@ -37,4 +37,9 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
             "receipts do not go with enable_lora=True, since adapters have no digest yet: leave "
             "one of them out."
         )
+    if args.logits_processors:
+        raise ValueError(
+            "receipts do not go with logits_processors, which a receipt cannot carry: leave one of "
+            "them out."
+        )
     args.load_format = LOAD_FORMAT

@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 from vllm.deterministic import NUMERICS_VERSION
 from vllm.receipts.file import Claim
-from vllm.receipts.receipt import SEALED, VERSION, Receipt, chain_of, first_link, next_link, seals_of
+from vllm.receipts.receipt import (
+    SEALED,
+    VERSION,
+    Receipt,
+    chain_of,
+    first_link,
+    next_link,
+    seals_of,
+)
 
 
 @dataclass(frozen=True)
@@ -86,9 +94,7 @@ def _difference(name: str, said: dict[str, object], found: dict[str, object]) ->
     return f"another {name}: {'; '.join(parts)}" if parts else ""
 
 
-def _of_tokens(
-    place: str, receipt: Receipt, again: Receipt, logits: list[bytes]
-) -> Verdict | None:
+def _of_tokens(place: str, receipt: Receipt, again: Receipt, logits: list[bytes]) -> Verdict | None:
     """Return the verdict about the first token that differs; None if all are equal."""
     tokens, chosen, chain = receipt["output"], again["output"], chain_of(receipt)
     link = first_link(receipt["seals"], len(chain[0]))
