@@ -116,6 +116,7 @@ bench: plan dev
 	$(BIN)/python -m benchmarks.penalty_kernel
 	$(BIN)/python -m benchmarks.portable_operations
 	$(BIN)/python -m benchmarks.portable_product
+	$(BIN)/python -m benchmarks.receipts
 	$(BIN)/python -m benchmarks.sampler_step
 
 # docs/match-table.md: hours on two cores; what was answered before is kept in build/.

@@ -120,17 +120,26 @@ def test_one_bit_of_the_weights(auditor: LLM, honest: list[Honest], tmp_path: Pa
     folder = shutil.copytree(MODEL, tmp_path / "model")
     tensors = load_file(folder / "model.safetensors")
     weight = tensors["model.layers.3.mlp.up_proj.weight"].view(torch.int16)
-    weight[17, 100] ^= 1
+    weight[17, 100] ^= 1 << 6
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with bundled_engine(**ENGINE, model=str(folder)) as llm:
         others = answers(llm)
     assert {one.differs for one in audit(auditor, as_claims(others))} == {"model"}
+    first = [_first_difference(one, true) for one, true in zip(others, honest, strict=True)]
     for one in others:
         one.receipt["model"] = honest[0].receipt["model"]
         made_anew(one.receipt, one.logits)
     verdicts = list(audit(auditor, as_claims(others)))
-    assert {one.differs for one in verdicts} <= {"logits", "tokens"}
-    assert all(one.token == 0 for one in verdicts if one.differs == "logits")
+    assert [(one.differs, one.token) for one in verdicts] == [
+        ("logits", number) if number is not None else ("", None) for number in first
+    ]
+    assert sum(number is not None for number in first) > len(first) // 2
+
+
+def _first_difference(one: Honest, other: Honest) -> int | None:
+    """Return the first token of other logits; None if a bit of a weight did not reach any."""
+    pairs = zip(one.logits, other.logits, strict=False)
+    return next((i for i, (mine, theirs) in enumerate(pairs) if mine != theirs), None)
 
 
 SERVED: list[tuple[str, dict[str, Any]]] = [
@@ -143,7 +152,10 @@ SERVED: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "x", "structured_outputs": {"regex": "[a-z]{5,90}"}}),
     ("/v1/completions", {"prompt": "x", "structured_outputs": {"choice": ["yes", "no"]}}),
     ("/v1/completions", {"prompt": "def f(", "stop": ["="], "include_stop_str_in_output": True}),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "def f("}], "n": 2}),
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "x"}], "n": 2, "temperature": 1, "seed": 4},
+    ),
     ("/v1/chat/completions/batch", {"messages": [[{"role": "user", "content": "a"}]] * 2}),
     ("/invocations", {"prompt": "def f("}),
 ]

@@ -78,7 +78,7 @@ def test_refusals(tmp_path: Path, words: list[str], sentence: str) -> None:
     done = run(
         "audit", *(word.format(file=tmp_path / "file", empty=tmp_path / "empty") for word in words)
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert sentence in done.stderr
 
 

@@ -19,7 +19,8 @@ def fitting_cpu_memory(requested: int, memory: MemoryNodeInfo, cache_config: Cac
     refuses to start when less is available. Small models on shared machines, and machines that
     report little free memory at first, never need that much, so when nobody chose the fraction
     it is applied to the *available* memory instead. A chosen fraction or an explicit KV-cache
-    size stays as it is, and so does any request that can be met.
+    size stays as it is, and so does any request that can be met. It is asked at the start, and
+    again for the KV cache once the model is compiled: other processes may have grown meanwhile.
 
     Args:
         requested: bytes that vLLM is about to ask for.

@@ -20,6 +20,8 @@ answers part and why. Without arguments: the bundled model.
     vllm parity [MODEL]             both sides here: tables, and JSON or a page on request
     vllm parity record [MODEL]      one side's answers, to a file
     vllm parity compare A B         two such files, of two machines, say
+
+--help=all lists the options.
 """
 
 

@@ -70,7 +70,9 @@ class Recording:
             found: dict[str, Any] = json.loads(Path(path).read_text())
             if found["format"] == FORMAT:
                 return _of_json(found)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except OSError as error:
+            raise ValueError(f"{path}: {error.strerror}.") from None
+        except (ValueError, KeyError, TypeError, AttributeError):
             pass
         raise ValueError(
             f"{path} is no recording of this version: make one with `vllm parity record`."

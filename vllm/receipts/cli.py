@@ -34,6 +34,10 @@ Options of its own, beside those of an engine (--help=all):
 """
 
 
+_NOT_AUDITED = 2
+"""Exit status where there is no verdict; 1 says that an answer differs."""
+
+
 class AuditSubcommand(CLISubcommand):
     """Adds ``vllm audit`` to the command line of vLLM."""
 
@@ -45,10 +49,11 @@ class AuditSubcommand(CLISubcommand):
         try:
             log_errors_only(args)
             status = run(args)
-        except OSError as error:
-            raise SystemExit(f"vllm audit: {error.filename}: {error.strerror}.") from None
-        except (ValueError, RuntimeError) as error:
-            raise SystemExit(f"vllm audit: {error}") from None
+        except (OSError, ValueError, RuntimeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else None
+            text = f"{error.filename}: {reason}." if reason else str(error)  # type: ignore[union-attr]
+            print(f"vllm audit: {text}", file=sys.stderr)
+            status = _NOT_AUDITED
         raise SystemExit(status)
 
     def subparser_init(self, subparsers: argparse._SubParsersAction[Any]) -> FlexibleArgumentParser:
