@@ -41,12 +41,13 @@ def split_cores(
     parts = ranks * max(manager.internal_dp_size, engine + 1)
     cores = physical_cores([cpu for cpu in cpus if cpu.numa_node in nodes] or cpus)
     shares = equal_shares(cores, parts)[engine * ranks :][:ranks]
+    share = f"{len(cores) // parts} for each rank"
     logger.info(
-        "%d ranks and fewer NUMA nodes (%s): physical cores are split, %s for each rank. "
+        "%d ranks and fewer NUMA nodes (%s): physical cores are split, %s. "
         "VLLM_CPU_OMP_THREADS_BIND chooses others.",
         parts,
         ", ".join(map(str, nodes)),
-        len(cores) // parts or f"one for several ranks ({len(cores)} in all)",
+        share if parts <= len(cores) else f"one for several ranks ({len(cores)} in all)",
     )
     return list(range(ranks)), [
         replace(cpu, numa_node=rank)
