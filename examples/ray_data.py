@@ -44,5 +44,5 @@ if __name__ == "__main__":
             "text": row["generated_text"],
             "token_ids": row["generated_tokens"],
         },
-    )(read_json(source, lines=True))
+    )(read_json(source))
     answers.write_parquet(target)

@@ -61,12 +61,15 @@ def check(
 
 
 def test_ray_carries_the_flags_to_its_workers(
-    ray_address: str,
+    ray_variables: dict[str, str],
     engine: LLM,
     hf_model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without them workers have upstream's sampler, which knows no ``no_repeat_ngram_size``."""
+    for name, value in ray_variables.items():
+        monkeypatch.setenv(name, value)
     ray = {"tensor_parallel_size": 2, "distributed_executor_backend": "ray"}
     with bundled_engine(**ray) as llm:
         answers = of_one_engine(llm, PROMPTS, CONFIG)

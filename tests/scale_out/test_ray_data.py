@@ -27,12 +27,12 @@ CONFIG = GenerationConfig(max_new_tokens=32, no_repeat_ngram_size=3, repetition_
 ENGINE = "ray::MapWorker(MapBatches(vLLMEngineStageUDF))"
 
 
-def start(source: Path, target: Path, address: str) -> subprocess.Popen[bytes]:
+def start(source: Path, target: Path, variables: dict[str, str]) -> subprocess.Popen[bytes]:
     log = target.with_suffix(".log").open("ab")
     return subprocess.Popen(
         [sys.executable, "examples/ray_data.py", source, target],
         cwd=ROOT,
-        env={**ENVIRONMENT, "RAY_ADDRESS": address, "RAY_DATA_DISABLE_PROGRESS_BARS": "1"},
+        env={**ENVIRONMENT, **variables, "RAY_DATA_DISABLE_PROGRESS_BARS": "1"},
         stdout=log,
         stderr=log,
     )
@@ -50,7 +50,7 @@ def done(target: Path) -> int:
 
 
 def test_two_engines_of_which_one_is_killed_answer_as_one(
-    ray_address: str,
+    ray_variables: dict[str, str],
     engine: LLM,
     hf_model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -61,13 +61,13 @@ def test_two_engines_of_which_one_is_killed_answer_as_one(
     source, target = tmp_path / "input.jsonl", tmp_path / "answers"
     write_rows(source, prompts, "prompt")
 
-    first = start(source, target, ray_address)
+    first = start(source, target, ray_variables)
     wait_until(lambda: done(target), first, "a row was answered")
     first.kill()
     first.wait()
     kept = done(target)
     assert 0 < kept < ROWS
-    second = start(source, target, ray_address)
+    second = start(source, target, ray_variables)
     wait_until(lambda: done(target) > kept, second, "another row was answered")
     victims = engines()
     assert len(victims) == 2
