@@ -105,7 +105,7 @@ def test_it_says_so(
     ],
 )
 def test_ranks_share_the_memory_of_a_node(
-    available: int, cache: dict[str, object], expected: int, machine: Machine
+    available: int, cache: dict[str, Any], expected: int, machine: Machine
 ) -> None:
     machine(1, 2)
     memory = MemoryNodeInfo(total_memory=100 * GIB, available_memory=available * GIB)

@@ -6,11 +6,12 @@ A process of its own, since Ray reads its environment once, when it is imported.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import ray
 
 if __name__ == "__main__":
-    context = ray.init(
+    context: Any = ray.init(
         num_cpus=5,  # logical: for two engines, and what feeds them
         include_dashboard=False,
         object_store_memory=200 << 20,
