@@ -22,7 +22,6 @@ def config_of(ranks: int, engines: int = 1, engine: int | None = None, **cache: 
     """Return what an engine of data parallelism knows in its own process."""
     parallel = SimpleNamespace(
         local_world_size=ranks,
-        data_parallel_size_local=1,
         data_parallel_rank_local=engine,
         _api_process_count=engines,
     )

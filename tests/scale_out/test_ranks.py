@@ -15,6 +15,7 @@ from tests.engines import MODEL, bundled_engine
 from tests.reference import generate
 from tests.scale_out.rows import ASKED_HF, of_one_engine, of_transformers, short_prompts
 from tests.server.conftest import start_server, wait_until_healthy
+from vllm.deterministic import attach
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -46,15 +47,6 @@ def test_two_ranks_on_a_machine_of_any_numa_nodes(
     """In float32 the sums of parts differ in their last bits, and tokens do not."""
     with bundled_engine(**ranks) as llm:
         answers = of_one_engine(llm, PROMPTS, CONFIG)
-    check(answers, engine, hf_model, tokenizer)
-
-
-def check(
-    answers: dict[str, str],
-    engine: LLM,
-    hf_model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
     assert answers == of_one_engine(engine, PROMPTS, CONFIG)
     asked = of_transformers(hf_model, tokenizer, PROMPTS, CONFIG)
     assert {row: answers[row] for row in asked} == asked
@@ -62,18 +54,29 @@ def check(
 
 def test_ray_carries_the_flags_to_its_workers(
     ray_variables: dict[str, str],
-    engine: LLM,
-    hf_model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without them workers have upstream's sampler, which knows no ``no_repeat_ngram_size``."""
+    """Of both flags: HF's rules, and the bits of one rank, which `attach` gives Transformers."""
     for name, value in ray_variables.items():
         monkeypatch.setenv(name, value)
-    ray = {"tensor_parallel_size": 2, "distributed_executor_backend": "ray"}
-    with bundled_engine(**ray) as llm:
-        answers = of_one_engine(llm, PROMPTS, CONFIG)
-    check(answers, engine, hf_model, tokenizer)
+    prompts = PROMPTS[:ASKED_HF]
+    with bundled_engine(
+        dtype="bfloat16",
+        deterministic=True,
+        tensor_parallel_size=2,
+        distributed_executor_backend="ray",
+    ) as llm:
+        outputs = llm.generate(prompts, CONFIG, output_logits=True, use_tqdm=False)
+    model = attach(AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16).eval())
+    for prompt, output in zip(prompts, outputs, strict=True):
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        theirs = model.generate(
+            ids, generation_config=CONFIG, output_logits=True, return_dict_in_generate=True
+        )
+        answer = output.outputs[0]
+        assert list(answer.token_ids) == theirs.sequences[0, ids.shape[1] :].tolist()
+        assert torch.equal(torch.from_numpy(answer.logits), torch.cat(theirs.logits))
 
 
 def test_two_engines_of_a_server(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ def split_cores(
     if manager.simulate_multi_node or ranks <= len(nodes):
         return nodes, cpus
     engine = manager.local_dp_rank or 0
+    # An engine does not know how many others there are, but how many processes the server has,
+    # which is the same number unless it is chosen.
     parts = ranks * max(manager.internal_dp_size, engine + 1)
     cores = physical_cores([cpu for cpu in cpus if cpu.numa_node in nodes] or cpus)
     shares = equal_shares(cores, parts)[engine * ranks :][:ranks]
@@ -74,13 +76,7 @@ def equal_shares(cores: list[Core], parts: int) -> list[list[Core]]:
 
 
 def ranks_of_a_node(nodes: Sequence[int], parallel: ParallelConfig) -> int:
-    """Return how many ranks share a NUMA node at most, those of other engines included.
-
-    Args:
-        nodes: that the engines of this machine may use.
-        parallel: of a rank. Where engines are independent of each other, what is left of their
-            number is that of the server's processes, which is the same unless it is chosen.
+    """Return how many ranks of an engine share one of `nodes` at most, which are what the engine
+    may use of this machine.
     """
-    engine = parallel.data_parallel_rank_local or 0
-    engines = max(parallel.data_parallel_size_local, parallel._api_process_count, engine + 1)
-    return -(-parallel.local_world_size * engines // max(len(nodes), 1))
+    return -(-parallel.local_world_size // max(len(nodes), 1))
