@@ -56,6 +56,8 @@ if __name__ == "__main__":
         [JsonlReader(source, text_key="prompt"), runner],
         tasks=servers,
         mem_per_cpu_gb=1,
+        # On CPUs servers on one machine would bind the same cores.
+        ray_remote_kwargs={"runtime_env": {"env_vars": {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}}},
         logging_dir=f"{target}.logs",
     )
     executor.run()

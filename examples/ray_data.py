@@ -28,7 +28,9 @@ if __name__ == "__main__":
         },
         concurrency=(engines, engines),
         batch_size=16,  # what a killed engine has to answer again, times max_concurrent_batches
-        placement_group_config={"bundles": [{"CPU": 1}]},  # leave it out for a GPU each
+        # For CPUs; leave both out for a GPU each. Engines on one machine would bind the same cores.
+        placement_group_config={"bundles": [{"CPU": 1}]},
+        runtime_env={"env_vars": {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}},
         chat_template_stage=False,
         tokenize_stage=False,
         detokenize_stage=False,
