@@ -8,13 +8,36 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.engines import ROOT
-from tests.scale_out.processes import descendants, end_all
+from tests.scale_out.processes import descendants, end_all, named
 from tests.server.conftest import ENVIRONMENT
+
+
+@dataclass
+class LocalRay:
+    """A Ray that runs.
+
+    Attributes:
+        variables: what a command has to find in its environment to use it.
+        pid: of the process that all of Ray's processes descend from.
+    """
+
+    variables: dict[str, str]
+    pid: int
+
+    def oldest(self, title: str) -> psutil.Process:
+        """Return, of Ray's processes with a title like this, the one that began first and has begun
+        to work: `__init__` stands in the title of an actor that has not.
+        """
+        found = named(descendants(self.pid), title)
+        starting = named(found, "__init__")
+        return min(set(found) - set(starting), key=psutil.Process.create_time)
 
 
 def settings(folder: str) -> dict[str, str]:
@@ -31,8 +54,7 @@ def settings(folder: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def ray_variables() -> Iterator[dict[str, str]]:
-    """What a command, or this process, has to find in its environment to use the local Ray."""
+def local_ray() -> Iterator[LocalRay]:
     # The paths of Ray's sockets must not be long.
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
         variables = settings(folder)
@@ -49,7 +71,7 @@ def ray_variables() -> Iterator[dict[str, str]]:
         address = running.stdout.readline().strip()
         assert address
         try:
-            yield {**variables, "RAY_ADDRESS": address}
+            yield LocalRay({**variables, "RAY_ADDRESS": address}, running.pid)
         finally:
             started = descendants(running.pid)
             running.stdin.close()

@@ -9,17 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 from transformers import GenerationConfig
 
 from tests.engines import ROOT
-from tests.scale_out.processes import descendants, kill, named, wait_until
+from tests.scale_out.processes import kill, wait_until
 from tests.scale_out.rows import of_one_engine, of_transformers, short_prompts
 from tests.server.conftest import ENVIRONMENT
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from tests.scale_out.conftest import LocalRay
     from vllm import LLM
 
 ROWS = 384
@@ -27,12 +27,12 @@ ROWS = 384
 CONFIG = GenerationConfig(max_new_tokens=32, no_repeat_ngram_size=3, repetition_penalty=1.2)
 
 
-def start(source: Path, target: Path, variables: dict[str, str]) -> subprocess.Popen[bytes]:
+def start(source: Path, target: Path, ray: LocalRay) -> subprocess.Popen[bytes]:
     log = target.with_suffix(".log").open("ab")
     return subprocess.Popen(
         [sys.executable, "examples/datatrove_pipeline.py", source, target],
         cwd=ROOT,
-        env={**ENVIRONMENT, **variables},
+        env={**ENVIRONMENT, **ray.variables},
         stdout=log,
         stderr=log,
     )
@@ -54,7 +54,7 @@ def checkpoints(target: Path) -> int:
 
 
 def test_two_servers_of_which_one_is_killed_answer_as_one_engine(
-    ray_variables: dict[str, str],
+    local_ray: LocalRay,
     engine: LLM,
     hf_model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -68,13 +68,13 @@ def test_two_servers_of_which_one_is_killed_answer_as_one_engine(
     for part in range(2):
         (source / f"{part}.jsonl").write_text("\n".join(lines[part::2]) + "\n")
 
-    first = start(source, target, ray_variables)
+    first = start(source, target, local_ray)
     wait_until(lambda: checkpoints(target), first, "a row was answered")
-    kill(named(descendants(psutil.Process().pid), "VLLM::EngineCore")[-1])
+    kill(local_ray.oldest("VLLM::EngineCore"))
     assert first.wait(timeout=600) == 1, target.with_suffix(".log").read_text()[-3000:]
     kept = dict(answers_in(target))
     assert 0 < len(kept) < ROWS
-    second = start(source, target, ray_variables)
+    second = start(source, target, local_ray)
     assert second.wait(timeout=600) == 0, target.with_suffix(".log").read_text()[-3000:]
 
     found = list(answers_in(target))

@@ -20,6 +20,7 @@ from vllm.deterministic import attach
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from tests.scale_out.conftest import LocalRay
     from vllm import LLM
 
 CONFIG = GenerationConfig(max_new_tokens=24, no_repeat_ngram_size=3, repetition_penalty=1.2)
@@ -53,12 +54,12 @@ def test_two_ranks_on_a_machine_of_any_numa_nodes(
 
 
 def test_ray_carries_the_flags_to_its_workers(
-    ray_variables: dict[str, str],
+    local_ray: LocalRay,
     tokenizer: PreTrainedTokenizerBase,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of both flags: HF's rules, and the bits of one rank, which `attach` gives Transformers."""
-    for name, value in ray_variables.items():
+    for name, value in local_ray.variables.items():
         monkeypatch.setenv(name, value)
     prompts = PROMPTS[:ASKED_HF]
     with bundled_engine(

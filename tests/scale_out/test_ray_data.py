@@ -7,40 +7,36 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
 import pyarrow.parquet as pq
 from transformers import GenerationConfig
 
 from tests.engines import ROOT
-from tests.scale_out.processes import descendants, kill, named, wait_until
+from tests.scale_out.processes import kill, wait_until
 from tests.scale_out.rows import of_one_engine, of_transformers, short_prompts, write_rows
 from tests.server.conftest import ENVIRONMENT
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from tests.scale_out.conftest import LocalRay
     from vllm import LLM
 
 ROWS = 512
 # As the example has them.
 CONFIG = GenerationConfig(max_new_tokens=32, no_repeat_ngram_size=3, repetition_penalty=1.2)
 ENGINE = "ray::MapWorker(MapBatches(vLLMEngineStageUDF))"
+"""Title of the processes of Ray Data that hold an engine."""
 
 
-def start(source: Path, target: Path, variables: dict[str, str]) -> subprocess.Popen[bytes]:
+def start(source: Path, target: Path, ray: LocalRay) -> subprocess.Popen[bytes]:
     log = target.with_suffix(".log").open("ab")
     return subprocess.Popen(
         [sys.executable, "examples/ray_data.py", source, target],
         cwd=ROOT,
-        env={**ENVIRONMENT, **variables, "RAY_DATA_DISABLE_PROGRESS_BARS": "1"},
+        env={**ENVIRONMENT, **ray.variables, "RAY_DATA_DISABLE_PROGRESS_BARS": "1"},
         stdout=log,
         stderr=log,
     )
-
-
-def engines() -> list[psutil.Process]:
-    """Return the actors of Ray Data that hold an engine."""
-    return named(descendants(psutil.Process().pid), ENGINE)
 
 
 def done(target: Path) -> int:
@@ -50,7 +46,7 @@ def done(target: Path) -> int:
 
 
 def test_two_engines_of_which_one_is_killed_answer_as_one(
-    ray_variables: dict[str, str],
+    local_ray: LocalRay,
     engine: LLM,
     hf_model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -61,17 +57,15 @@ def test_two_engines_of_which_one_is_killed_answer_as_one(
     source, target = tmp_path / "input.jsonl", tmp_path / "answers"
     write_rows(source, prompts, "prompt")
 
-    first = start(source, target, ray_variables)
+    first = start(source, target, local_ray)
     wait_until(lambda: done(target), first, "a row was answered")
     first.kill()
     first.wait()
     kept = done(target)
     assert 0 < kept < ROWS
-    second = start(source, target, ray_variables)
+    second = start(source, target, local_ray)
     wait_until(lambda: done(target) > kept, second, "another row was answered")
-    victims = engines()
-    assert len(victims) == 2
-    kill(victims[0])
+    kill(local_ray.oldest(ENGINE))
     assert done(target) < ROWS
     assert second.wait(timeout=600) == 0, target.with_suffix(".log").read_text()[-3000:]
 
