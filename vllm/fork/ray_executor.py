@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest.mock import patch
 
 import ray
 
@@ -23,11 +22,10 @@ class CPURayExecutor(RayExecutorV2):
     """vLLM's executor, whose placement group has a CPU for each rank."""
 
     def _init_executor(self) -> None:
-        with (
-            patch.object(current_platform, "ray_device_key", "CPU"),
-            patch.object(ray_executor_v2, "RayWorkerProc", CPURayWorker),
-        ):
-            super()._init_executor()
+        # What vLLM reserves, and what it starts there, are names that it looks up.
+        current_platform.ray_device_key = "CPU"
+        ray_executor_v2.RayWorkerProc = CPURayWorker
+        super()._init_executor()
 
     @staticmethod
     def _get_actor_resource_kwargs() -> dict[str, Any]:
