@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tests.scale_out.conftest import LocalRay
     from vllm import LLM
 
-ROWS = 384
+ROWS = 256
 # As the example has them.
 CONFIG = GenerationConfig(max_new_tokens=32, no_repeat_ngram_size=3, repetition_penalty=1.2)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.scale_out.conftest import LocalRay
     from vllm import LLM
 
-ROWS = 512
+ROWS = 320
 # As the example has them.
 CONFIG = GenerationConfig(max_new_tokens=32, no_repeat_ngram_size=3, repetition_penalty=1.2)
 ENGINE = "ray::MapWorker(MapBatches(vLLMEngineStageUDF))"
