@@ -20,6 +20,10 @@ XFORMERS = ["xformers>=0.0.35"]  # for vllm/v1/attention/backends/xformers.py
 # but name what they import.
 DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.7,<10", "mkdocstrings[python]>=1,<2"]
 BULK = ["pyarrow>=20", "datasets>=4"]  # inputs of vllm/bulk
+# Several machines. vLLM's metrics in Ray import Ray Serve; datatrove's own extra would bring other
+# engines than this.
+RAY = ["ray[data,serve]==2.60.*"]
+DATATROVE = ["datatrove==0.10.*", "aiofiles", "aiosqlite", "orjson"]
 DEV = [
     "cmake>=3.26",
     "ninja",
@@ -30,6 +34,8 @@ DEV = [
     "peft>=0.21",
     *XFORMERS,
     *BULK,
+    *RAY,
+    *DATATROVE,
     *DOCS,
     "ruff==0.14.*",
     "mypy==1.18.*",
@@ -65,7 +71,7 @@ def adapt_metadata(pristine: Path, pin: Pin) -> Metadata:
     torch: list[str] = []
     extras: dict[str, list[str]] = {name: [] for name in message.get_all("Provides-Extra") or []}
     extras |= {"dev": list(DEV), "eval": list(EVAL), "multimodal": [], "xformers": list(XFORMERS)}
-    extras |= {"bulk": list(BULK)}
+    extras |= {"bulk": list(BULK), "ray": list(RAY), "datatrove": list(DATATROVE)}
     extras |= {"compiled": []} if pin.compiled else {}
     for line in message.get_all("Requires-Dist") or []:
         requirement = Requirement(line)

@@ -26,6 +26,14 @@ ELSEWHERE = {
     "make demo": DEMO,
     "make wheel": WHEEL,
     "pip install -e .": INSTALL,
+    "pip install -e '.[ray,datatrove]'": INSTALL,
+    "python examples/ray_data.py input.jsonl answers 2": (
+        "tests/scale_out/test_ray_data.py::test_two_engines_of_which_one_is_killed_answer_as_one"
+    ),
+    "python examples/datatrove_pipeline.py input answers 2": (
+        "tests/scale_out/test_datatrove.py::"
+        "test_two_servers_of_which_one_is_killed_answer_as_one_engine"
+    ),
     "pip install torch==2.13.0 --index-url ...": "is PyTorch's own page's",
     "pip install vllm-0.32.0+cpu.hf2-*.whl": WHEEL,
     "sha256sum -c SHA256SUMS": "is a tool of the system",
@@ -53,7 +61,7 @@ ELSEWHERE = {
     "curl -s localhost:8000/v1/completions -H 'Content-Type: application/json' "
     '-d \'{"model": "mine", "prompt": "def f(", "max_new_tokens": 8}\'': LORA,
     "vllm serve models/tiny-python-llama --hf-compat --dtype bfloat16 --data-parallel-size 2": (
-        "tests/hf_numerics/test_executor.py::test_engines_that_share_a_machine"
+        "tests/scale_out/test_ranks.py::test_two_engines_of_a_server"
     ),
     "vllm serve models/tiny-python-llama --dtype bfloat16 --hf-compat --deterministic "
     "--port 8000": DETERMINISTIC,

@@ -20,7 +20,9 @@ PRINTED: dict[str, list[str]] = {
     "deterministic.py": ["the same bits (16, 4096)"] * 3,
     "lora.py": ["equal ["],
 }
-"""How the lines begin that an example prints; `hf_vs_vllm.py` is what ``make demo`` runs."""
+"""How the lines begin that an example prints; `hf_vs_vllm.py` is what ``make demo`` runs, and
+``tests/scale_out`` runs those that start several engines.
+"""
 
 
 def run(name: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,7 +33,8 @@ def run(name: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_every_example_is_run() -> None:
     names = {path.name for path in (ROOT / "examples").glob("*.py")}
-    assert names == {*PRINTED, "client.py", "hf_vs_vllm.py"}
+    in_scale_out = {"ray_data.py", "datatrove_pipeline.py"}
+    assert names == {*PRINTED, *in_scale_out, "client.py", "hf_vs_vllm.py"}
 
 
 @pytest.mark.parametrize("name", PRINTED)

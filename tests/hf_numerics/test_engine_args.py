@@ -22,6 +22,7 @@ from tests.longrope import use_longrope
 from vllm.config import CompilationMode, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.fork.flags import ForkFlags
+from vllm.hf_numerics import engine_args as hf_numerics
 from vllm.hf_numerics.dtype import hf_dtype
 from vllm.hf_numerics.tensor_parallel import working_sizes
 from vllm.hooks.engine_args import prepare_engine_args
@@ -212,7 +213,31 @@ def test_other_threads_than_pytorchs_are_said(
         prepare_engine_args(args, ForkFlags(hf_compat=True))
         prepare_engine_args(args, ForkFlags(hf_compat=True))  # arguments may be prepared already
     expected = f"hf_compat: with {cause} workers have vLLM's number of threads and not PyTorch's, "
-    assert [text.startswith(expected) for text in said] == [True, True] * (cause is not None)
+    assert [text.startswith(expected) for text in said if "threads" in text] == [True, True] * (
+        cause is not None
+    )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("flags", "is_said"),
+    [
+        ({"hf_compat": True}, True),
+        ({"hf_compat": True, "deterministic": True}, False),
+        ({}, False),
+    ],
+)
+def test_sums_of_parts_are_said(
+    dtype: str, flags: dict[str, Any], is_said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    warn = "vllm.hf_numerics.engine_args.logger.warning"
+    monkeypatch.setattr(warn, lambda text, *values: said.append(text % values))
+    hf_numerics.prepare_engine_args(
+        EngineArgs(str(MODEL), dtype=dtype, tensor_parallel_size=2), ForkFlags(**flags)
+    )
+    expected = "hf_compat: with tensor_parallel_size=2 ranks add their parts of a product, which "
+    assert [text.startswith(expected) for text in said[:1]] == [True] * is_said
 
 
 @pytest.mark.parametrize("flags", [{"hf_compat": True}, {"deterministic": True}], ids=str)

@@ -58,6 +58,8 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
         check_length_with_longrope(args, config.get_text_config())
     if flags.is_portable:
         return  # layers of its own
+    if args.tensor_parallel_size > 1:
+        _say_that_sums_are_split(args)
     if args.load_format != LOAD_FORMAT and args.dtype in ("float32", torch.float32):
         return  # vLLM's own layers: all that differs is the last bits
     if current_platform.is_cpu():
@@ -65,6 +67,15 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
         _keep_prompts_whole(args)
     if not args.enforce_eager:
         _leave_compiled_code_out(args)
+
+
+def _say_that_sums_are_split(args: EngineArgs) -> None:
+    logger.warning(
+        "hf_compat: with tensor_parallel_size=%d ranks add their parts of a product, which rounds "
+        "differently: last bits of logits, and in 16 bits some answers, are not Hugging Face's. "
+        "deterministic=True has the bits of one rank.",
+        args.tensor_parallel_size,
+    )
 
 
 def _leave_compiled_code_out(args: EngineArgs) -> None:

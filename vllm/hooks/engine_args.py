@@ -10,6 +10,7 @@ from vllm.fork.compiler import do_without_compiler
 from vllm.fork.decode_graphs import normalise_compilation_config
 from vllm.fork.flags import FlagValue, ForkFlags, add_cli_args
 from vllm.fork.missing_packages import naming_missing_packages
+from vllm.fork.ray_on_cpus import use_ray_on_cpus
 from vllm.fork.system_libraries import check_system_libraries
 from vllm.fork.weight_updates import check_weight_transfer
 from vllm.hf_compat.engine_config import use_hf_semantics
@@ -52,7 +53,8 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
 
 
 def prepare_engine_config(vllm_config: VllmConfig) -> None:
-    """Check that hf_compat can be honoured, and make HF's defaults the engine's; no-op if off.
+    """Check that hf_compat can be honoured, and make HF's defaults the engine's; without flags
+    nothing but `use_ray_on_cpus`.
 
     Raises:
         ValueError: the configuration asks for something that hf_compat cannot answer like HF,
@@ -61,3 +63,4 @@ def prepare_engine_config(vllm_config: VllmConfig) -> None:
     if ForkFlags.of(vllm_config).hf_compat:
         use_hf_semantics(vllm_config)
         note_settings(vllm_config)
+    use_ray_on_cpus(vllm_config)
