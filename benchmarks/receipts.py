@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,15 +87,10 @@ def one_round(engines: dict[str, LLM], load: Load, seed: int) -> dict[str, float
     """Return the seconds of each side."""
     asked = prompts(engines["without"], load, seed)
     seconds: dict[str, float] = {}
+    lengths = {"max_new_tokens": load.new_tokens, "min_new_tokens": load.new_tokens}
     for side in SIDES[:2]:
-        outputs, seconds[side] = timed(
-            lambda llm=engines[side]: llm.generate(
-                asked,
-                max_new_tokens=load.new_tokens,
-                min_new_tokens=load.new_tokens,
-                use_tqdm=False,
-            )
-        )
+        generate = partial(engines[side].generate, asked, use_tqdm=False, **lengths)
+        outputs, seconds[side] = timed(generate)
     claims = [Claim(str(i), one.outputs[0].receipt) for i, one in enumerate(outputs)]
     verdicts, seconds["audit"] = timed(lambda: list(audit(engines["audit"], claims)))
     if any(one.differs for one in verdicts):

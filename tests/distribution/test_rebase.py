@@ -161,6 +161,7 @@ CONFLICTS = [
     ("0002-hf-compat-requests.patch", "vllm/entrypoints/launchers/run_batch.py", 825),
     ("0002-hf-compat-requests.patch", "vllm/entrypoints/llm.py", 35),
     ("0007-cpu-resources.patch", "vllm/v1/worker/cpu_worker.py", 77),
+    ("0007-cpu-resources.patch", "vllm/v1/worker/cpu_worker.py", 236),
     ("0008-hf-compat-answers.patch", "vllm/v1/engine/__init__.py", 241),
     ("0010-lora-without-adapter-cpu.patch", "vllm/lora/ops/torch_ops/lora_ops.py", 35),
     ("0010-lora-without-adapter-cpu.patch", "vllm/lora/ops/torch_ops/lora_ops.py", 123),

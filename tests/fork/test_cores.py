@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vllm.fork import cores, cpu_memory
-from vllm.fork.cpu_memory import fitting_cpu_memory
+from vllm.fork.cpu_memory import fitting_cpu_memory, fitting_kv_cache
 from vllm.utils import cpu_resource_utils
 from vllm.utils.cpu_resource_utils import LogicalCPUInfo, MemoryNodeInfo
 from vllm.utils.ompmultiprocessing import OMPProcessManager
@@ -113,3 +113,19 @@ def test_ranks_share_the_memory_of_a_node(
     machine(2, 1)
     of_two_nodes = {23: 46, 46: 92, 92: 92}[expected]
     assert fitting_cpu_memory(92 * GIB, memory, config) == of_two_nodes * GIB
+
+
+@pytest.mark.parametrize(
+    ("available", "cache", "expected"),
+    [
+        pytest.param(100, {}, 20, id="it is still there"),
+        pytest.param(25, {}, 11.5, id="others have taken some of it"),
+        pytest.param(25, {"gpu_memory_utilization": 0.5}, 20, id="a chosen fraction"),
+    ],
+)
+def test_the_kv_cache_takes_what_is_left(
+    available: int, cache: dict[str, Any], expected: float, machine: Machine
+) -> None:
+    machine(1, 2)
+    memory = MemoryNodeInfo(total_memory=100 * GIB, available_memory=available * GIB)
+    assert fitting_kv_cache(20 * GIB, memory, config_of(2, **cache)) == expected * GIB

@@ -262,6 +262,7 @@ ONCE: list[Arguments] = [
     {"repetition_penalty": np.float32(1.3)},
     {"repetition_penalty": torch.tensor(1.3)},
     {"repetition_penalty": 1e308},
+    {"do_sample": True, "seed": -1},
     *({"do_sample": True, "seed": 1, name: np.float64(0.5)} for name in ("temperature", "top_p")),
     *({"do_sample": True, "seed": 1, name: np.float64(0.5)} for name in ("min_p", "typical_p")),
     {"do_sample": True, "seed": 1, "top_p": np.float32(0.5)},

@@ -356,6 +356,20 @@ def test_a_search_that_needs_all_seats_is_overtaken_so_often_and_not_more() -> N
     assert len(started - {"s"}) in (MAX_SEQS, MAX_SEQS + 1)  # the first came before it
 
 
+def test_a_request_does_not_wait_for_all_searches_that_came_before() -> None:
+    """Searches that start in their order have overtaken nobody."""
+    scheduler, worker = make_scheduler(200, is_async=False), Worker(is_async=False)
+    for i in range(40):
+        add(scheduler, f"s{i}", num_beams=2)
+    running = steps(scheduler, worker)
+    searches: set[str] = set()
+    for number in range(8):
+        while len(searches) < 4 * (number + 1):
+            searches |= {name for name in next(running) if name.startswith("s")}
+        add(scheduler, f"x{number}")
+        assert f"x{number}" in next(running)
+
+
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @settings(max_examples=40)
 @given(

@@ -95,6 +95,13 @@ def test_layers_in_float32_are_vllms(made: Any) -> None:
     assert report.settings[0].startswith("dtype float32: layers are vLLM's")
 
 
+def test_a_cache_of_few_bits_has_other_tokens(made: Any) -> None:
+    model, config = made("opt-125m", hf_compat=True, dtype="float32", kv_cache_dtype="fp8")
+    report = report_of_model(model, config)
+    assert "other tokens" in of_vllm(report)["Attention"]
+    assert report.settings[0].startswith("kv_cache_dtype='fp8")
+
+
 def test_on_gpus_attention_and_products_are_vllms(
     made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +128,7 @@ STRICT: list[tuple[dict[str, Any], str]] = [
     ({"max_num_batched_tokens": 64}, r".*batched_tokens=64\), since .*: use max_num_batched_t"),
     ({"enable_chunked_prefill": True}, "enable_chunked_prefill=True .*, since .*: leave it out"),
     ({"deterministic": True}, "deterministic=True, since layers have the bits of"),
+    ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8.*', since keys and values are rounded to it"),
 ]
 
 

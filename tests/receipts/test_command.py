@@ -52,6 +52,7 @@ def test_answers_of_bulk(lines: list[str], tmp_path: Path) -> None:
     file.write_text("\n".join([*map(json.dumps, answers), torn]))
     done = run("audit", str(file), "--json", *SMALL)
     assert done.returncode == 1, done.stderr
+    assert done.stdout, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(one["place"], one["differs"]) for one in found] == [
         ("line 1, answer 1", ""),

@@ -116,8 +116,18 @@ def test_a_grammar_without_an_end_is_a_bad_request(client: openai.OpenAI, gramma
         list(stream)
 
 
-def test_half_of_a_pair_of_surrogates_is_a_bad_request(server: str) -> None:
-    body = {"model": "tiny", "prompt": "ab", "stop": "\ud800"}  # which the openai client refuses
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stop": "\ud800"},
+        {"bad_words": ["\udfff"]},
+        {"request_id": "\ud800"},
+        {"vllm_xargs": {"\ud800": 1}},
+    ],
+    ids=["stop", "bad_words", "request_id", "vllm_xargs"],
+)
+def test_half_of_a_pair_of_surrogates_is_a_bad_request(server: str, fields: dict[str, Any]) -> None:
+    body = {"model": "tiny", "prompt": "ab", **fields}  # which the openai client refuses
     status, answer = post(f"{server}/v1/completions", body)
     assert status == 400
     assert "is no text in UTF-8: surrogates not allowed" in answer["error"]["message"]
@@ -184,6 +194,7 @@ def test_a_long_wrong_list_ends_at_its_first_entry(
         ("/v1/chat/completions", {"messages": [], "chat_template_kwargs": {"a": [[]] * 16_384}}),
         ("/v1/completions", {"prompt": "a", "logit_bias": {str(i): 1 for i in range(131_073)}}),
         ("/tokenize", {"prompt": "a", "x": [{}] * 16_384}),
+        ("/invocations", {"messages": [{}] * 16_384}),
     ],
 )
 def test_too_many_lists_and_objects(server: str, path: str, fields: dict[str, Any]) -> None:
@@ -191,6 +202,36 @@ def test_too_many_lists_and_objects(server: str, path: str, fields: dict[str, An
     assert status == 400
     assert "at most 16384 lists and objects" in answer["error"]["message"]
     assert "--max-body-parts" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/completions", {"prompt": "x", "n": 1025, "do_sample": True}),
+        ("/v1/completions", {"prompt": ["x"] * 513, "num_return_sequences": 2}),
+        ("/v1/completions", {"prompt": [[5]] * 342, "n": 3, "do_sample": True}),
+        ("/v1/chat/completions/batch", {"messages": [[{"role": "user", "content": "x"}]] * 1025}),
+        ("/generative_scoring", {"query": "x", "items": ["y"] * 1025, "label_token_ids": [1]}),
+    ],
+    ids=["n", "texts and n", "tokens and n", "chats", "items"],
+)
+def test_too_many_answers(server: str, path: str, fields: dict[str, Any]) -> None:
+    status, answer = post(f"{server}{path}", {"model": "tiny", **fields})
+    assert status == 400
+    assert "the number of answers may be at most 1024" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("kind", ["application/JSON", "APPLICATION/json; charset=UTF-8"])
+def test_json_in_letters_of_any_case(server: str, kind: str) -> None:
+    """FastAPI reads such a body, which then has to pass all checks."""
+    request = urllib.request.Request(
+        f"{server}/v1/completions",
+        json.dumps({"model": "tiny", "prompt": "x", "num_beam": 3}).encode(),
+        {"Content-Type": kind},
+    )
+    with pytest.raises(urllib.error.HTTPError) as error:
+        urllib.request.urlopen(request)
+    assert "did you mean num_beams" in json.loads(error.value.read())["error"]["message"]
 
 
 def test_a_long_prompt_of_tokens_is_no_structure(server: str) -> None:

@@ -32,6 +32,7 @@ class ServerFlags:
         receipts: likewise; whether bodies may ask for receipts.
         strict_body: whether fields that nobody knows are refused.
         max_body_parts: the most lists and objects in a body.
+        max_requests: the most answers that a body asks for.
         max_num_beams: the most beams of a search.
         max_ngram_size: the longest n-grams that may not repeat.
         max_token_sequences: the most entries of ``bad_words_ids`` or ``sequence_bias``.
@@ -49,6 +50,9 @@ class ServerFlags:
         "such fields, as upstream does.",
     )
     max_body_parts: int = _flag(16_384, f"{_LIMIT} the number of its lists and objects.")
+    max_requests: int = _flag(
+        1024, f"{_LIMIT} the answers that it asks for: prompts, chats or items, times n."
+    )
     max_num_beams: int = _flag(32, f"{_LIMIT} num_beams.")
     max_ngram_size: int = _flag(
         1024, f"{_LIMIT} no_repeat_ngram_size and encoder_no_repeat_ngram_size."

@@ -7,6 +7,7 @@ flag of the server.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -34,6 +35,7 @@ def check_body(body: Mapping[str, Any], flags: ServerFlags) -> None:
         VLLMValidationError: names the field, the limit and its flag, or what to do instead.
     """
     check_limits(body, flags)
+    _at_most("the number of answers", _num_answers(body), flags, "max_requests")
     _check_extra_args("vllm_xargs", body.get("vllm_xargs"))
     params = body.get("sampling_params")  # of /inference/v1/generate
     extra_args = params.get("extra_args") if isinstance(params, dict) else None
@@ -97,6 +99,38 @@ def check_structure(body: Any, flags: ServerFlags) -> None:
             "many names in these, and has more: send less, or start the server with a higher "
             "--max-body-parts."
         )
+
+
+def _num_answers(body: Mapping[str, Any]) -> int:
+    """Return how many answers a body asks for, each of which is a request of the engine."""
+    questions = 1
+    for name, of_one in (("prompt", int), ("messages", dict), ("items", int)):
+        value = body.get(name)
+        if isinstance(value, list) and value and not isinstance(value[0], of_one):
+            questions = max(questions, len(value))
+    numbers = [body.get(name) for name in ("n", "num_return_sequences")]
+    return questions * max((one for one in numbers if isinstance(one, int)), default=1)
+
+
+def check_text(sent: bytes, body: Any) -> None:
+    """Refuse a body with half of a pair of surrogates, which no message can carry.
+
+    Args:
+        sent: as it came.
+        body: as JSON gives it.
+
+    Raises:
+        VLLMValidationError: names the half.
+    """
+    if b"\\ud" not in sent and b"\\uD" not in sent:
+        return
+    try:
+        json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start : error.end]
+        raise VLLMValidationError(
+            f"The body has {half!r:.20}, half of a pair, which is no text in UTF-8: {error.reason}."
+        ) from None
 
 
 def _at_most(what: str, value: Any, flags: ServerFlags, flag: str) -> None:

@@ -16,9 +16,12 @@ from pydantic import TypeAdapter
 from pydantic_core import SchemaValidator
 
 from vllm.fork.server_flags import ServerFlags
-from vllm.hf_compat.body_limits import check_structure
+from vllm.hf_compat.body_limits import check_structure, check_text
 
 _LISTS = ("list", "tuple", "set", "frozenset")
+_READS_BY_ITSELF = "/invocations"
+"""The route whose body FastAPI does not know of."""
+
 _NO_SCHEMAS = ("cls", "config", "default", "expected", "metadata", "serialization")
 """Keys of a schema whose values are none, whatever they look like."""
 
@@ -26,21 +29,28 @@ _NO_SCHEMAS = ("cls", "config", "default", "expected", "metadata", "serializatio
 def bound_validation(route: APIRoute, flags: ServerFlags) -> None:
     """Let a route with a body refuse one of too many lists and objects, and read others up to their
     first error, in place."""
-    if route.body_field is None:
+    if route.body_field is not None:
+        hasten(route.body_field._type_adapter)
+    elif route.path != _READS_BY_ITSELF:
         return
-    hasten(route.body_field._type_adapter)
     handle = route.get_route_handler()
 
     async def checked(request: Request) -> Response:
-        if "json" in request.headers.get("content-type", ""):
+        if has_json(request):
             try:
                 body = await request.json()  # kept by the request for those who ask again
             except (ValueError, RecursionError):
                 body = None  # FastAPI says what is wrong with it
             check_structure(body, flags)
+            check_text(await request.body(), body)
         return await handle(request)
 
     route.app = request_response(checked)
+
+
+def has_json(request: Request) -> bool:
+    """Whether a request says that its body is JSON, in letters of any case."""
+    return "json" in request.headers.get("content-type", "").lower()
 
 
 def hasten(adapter: TypeAdapter[Any]) -> TypeAdapter[Any]:

@@ -172,7 +172,7 @@ class Frontend:
         params = HFSamplingParams(
             n=1 if is_search else max(1, merged.num_return_sequences),
             max_tokens=merged.max_new_tokens,
-            seed=call.seed,
+            seed=_as_vllm_keeps_it(call.seed),
         )
         shown = shown_fields(merged)
         for name, value in shown.items():
@@ -339,6 +339,11 @@ def _check_is_text(params: SamplingParams) -> None:
             raise VLLMValidationError(
                 f"stop={text!r:.100} is no text in UTF-8: {error.reason}.", parameter="stop"
             ) from None
+
+
+def _as_vllm_keeps_it(seed: Any) -> Any:
+    """Return a seed, by another name if vLLM would drop it: PyTorch takes -1 modulo 2^64."""
+    return (1 << 64) - 1 if seed == -1 else seed
 
 
 def _checked_seed(seed: Any) -> int | None:

@@ -84,8 +84,8 @@ class HFRequest:
     @staticmethod
     def has_receipt(params: SamplingParams | None) -> bool:
         """Whether a request wants a receipt; asked in every step."""
-        carried = (params.extra_args or {}).get(EXTRA_ARGS_KEY) if params is not None else None
-        return bool(carried) and carried["receipt"] is not None
+        carried = ((params and params.extra_args) or {}).get(EXTRA_ARGS_KEY) or {}
+        return carried.get("receipt") is not None
 
     @staticmethod
     def is_plain(params: SamplingParams | None) -> bool:

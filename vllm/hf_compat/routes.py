@@ -33,7 +33,7 @@ from vllm.fork.server_flags import ServerFlags
 from vllm.hf_compat.body_limits import check_body
 from vllm.hf_compat.early_check import check_early, spare_the_loop
 from vllm.hf_compat.field_names import Schema, check_names
-from vllm.hf_compat.first_error import bound_validation, hasten
+from vllm.hf_compat.first_error import bound_validation, has_json, hasten
 from vllm.hf_compat.openai import (
     HFBatchChatCompletionRequest,
     HFChatCompletionRequest,
@@ -233,6 +233,6 @@ def _classes(annotation: Any) -> tuple[type[BaseModel], ...]:
 
 async def _sent(raw_request: Request) -> Mapping[str, Any]:
     """Return the body as it came, which the server has read already and kept."""
-    if "json" in raw_request.headers.get("content-type", ""):
+    if has_json(raw_request):
         return await raw_request.json()
     return dict(await raw_request.form())

@@ -7,7 +7,9 @@ keep any kind of request from waiting without end:
   that runs alone among its kind may have more, if no request of one row waits when it starts.
 - A request of one row overtakes those that wait for their share. Where only seats are missing,
   those that become free are kept for the request of several rows that came first.
-- Nothing starts any more before a request that as many others have overtaken as there are seats.
+- Nothing starts any more before the first of them if as many others have overtaken it as there are
+  seats. Those behind it begin to count when it has started, so that a single request waits for one
+  of them, and not for all.
 """
 
 from __future__ import annotations
@@ -79,7 +81,9 @@ class Seats:
         self._num_seats = num_seats
         self._num_shared = num_seats - max(1, num_seats // 4)
         self._num_tokens = num_tokens
-        self._overtaken: dict[str, int] = {}
+        self._first_held: str | None = None
+        self._num_overtaken = 0
+        self._num_before = 0
 
     def plan(self, waiting: Sequence[Demand], running: Load) -> Plan:
         """Return what may start; `running` becomes what is taken then.
@@ -95,7 +99,10 @@ class Seats:
         for one in waiting:
             if one.rows == 1:
                 continue
-            is_due = self._overtaken.get(one.request.request_id, 0) >= self._num_seats
+            is_due = (
+                one.request.request_id == self._first_held
+                and self._num_overtaken >= self._num_seats
+            )
             has_share = running.shared + one.rows <= self._num_shared or (
                 running.shared == 0 and (is_due or not has_singles)
             )
@@ -111,6 +118,8 @@ class Seats:
                 if one.tokens:  # several of them leave others half of the step
                     most_tokens = self._num_tokens // 2
                 continue
+            if not plan.held:
+                self._num_before = len(plan.first)
             plan.held.append(one.request)
             is_closed |= is_due
             if has_share and not plan.kept:
@@ -125,8 +134,11 @@ class Seats:
         """Count the requests that started in a step while others were held back.
 
         Args:
-            held: of several rows, all that wait.
-            number: of those that started.
+            held: of several rows, all that wait, in their order.
+            number: of those that started, of any kind.
         """
-        counts = self._overtaken
-        self._overtaken = {one.request_id: counts.get(one.request_id, 0) + number for one in held}
+        first = held[0].request_id if held else None
+        if first != self._first_held:
+            self._first_held, self._num_overtaken = first, 0
+        if held:
+            self._num_overtaken += max(0, number - self._num_before)

@@ -77,6 +77,7 @@ class _Judge:
     def __init__(self, vllm_config: VllmConfig) -> None:
         self._config = vllm_config.model_config.hf_text_config
         self._why_none = _why_none(vllm_config)
+        self._cache_dtype = vllm_config.cache_config.cache_dtype
 
     def knows(self, layer: nn.Module) -> bool:
         """Whether `layer` is of a kind that is judged as a whole."""
@@ -87,6 +88,8 @@ class _Judge:
         """Return whether a layer has Hugging Face's bits, and why."""
         if isinstance(layer, _OF_PYTORCH):
             return True, "PyTorch's own module, as in Transformers"
+        if isinstance(layer, AttentionLayerBase) and self._cache_dtype != "auto":
+            return False, f"keys and values are rounded to {self._cache_dtype}: other tokens"
         if self._why_none is not None:
             return False, self._why_none
         if isinstance(layer, BaseLayerWithLoRA):

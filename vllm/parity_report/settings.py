@@ -41,8 +41,19 @@ class Setting:
 
 def inexact_settings(vllm_config: VllmConfig) -> list[Setting]:
     """Return what costs an engine with ``hf_compat=True`` Hugging Face's bits, if anything does."""
-    of_all_layers = list(_of_all_layers(vllm_config))
-    return of_all_layers or [*_of_parts(vllm_config), *_of_steps(vllm_config)]
+    of_layers = list(_of_all_layers(vllm_config))
+    others = of_layers or [*_of_parts(vllm_config), *_of_steps(vllm_config)]
+    return [*_of_cache(vllm_config), *others]
+
+
+def _of_cache(vllm_config: VllmConfig) -> Iterator[Setting]:
+    """Yield what changes tokens, and not only bits."""
+    dtype = vllm_config.cache_config.cache_dtype
+    if dtype != "auto":
+        yield Setting(
+            f"kv_cache_dtype={dtype!r}",
+            "keys and values are rounded to it, and tokens are others than generate()'s",
+        )
 
 
 def _of_all_layers(vllm_config: VllmConfig) -> Iterator[Setting]:

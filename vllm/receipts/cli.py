@@ -141,7 +141,9 @@ def _engine(args: argparse.Namespace, first: Claim) -> Any:
     from vllm.receipts.audit import engine_arguments
 
     assert first.receipt is not None
-    given = vars(EngineArgs.from_cli_args(args))
-    defaults = {**vars(EngineArgs(model=given["model"] or "")), "model": None}
-    chosen = {name: value for name, value in given.items() if value != defaults.get(name)}
-    return LLM(**{**engine_arguments(first.receipt), **chosen})
+    args.model = args.model or first.receipt["model"].get("name")
+    if not args.model:
+        raise ValueError("the first receipt names no model: name it, --model MODEL.")
+    given, defaults = vars(EngineArgs.from_cli_args(args)), vars(EngineArgs(model=args.model))
+    chosen = {name: value for name, value in given.items() if value != defaults[name]}
+    return LLM(**{**engine_arguments(first.receipt), **chosen, "model": args.model})

@@ -63,8 +63,9 @@ class ClaimedTokens:
         for i, sampled in enumerate(sampled_token_ids):
             request = runner.requests[runner.input_batch.req_ids[i]]
             params = request.sampling_params
-            claimed = (params.extra_args or {}).get(CLAIMED_KEY) if params is not None else None
+            assert params is not None
+            claimed: list[int] = (params.extra_args or {}).get(CLAIMED_KEY, [])
             given = token_ids_cpu[i, request.num_prompt_tokens : num_tokens_no_spec[i]].tolist()
-            follows = bool(sampled) and bool(claimed) and claimed[: len(given)] == given
+            follows = bool(sampled) and claimed[: len(given)] == given
             drafts.append(claimed[len(given) :][:TOKENS_PER_STEP] if follows else [])
         return drafts

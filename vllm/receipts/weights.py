@@ -20,7 +20,7 @@ def tensor_digest(tensor: torch.Tensor) -> str:
     """Return the digest of a tensor's dtype, shape and bytes, 32 hexadecimal digits."""
     head = json.dumps([str(tensor.dtype).removeprefix("torch."), list(tensor.shape)])
     values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return digest(head.encode() + digest(memoryview(values.numpy()), _SIZE), _SIZE).hex()
+    return digest(head.encode() + digest(values.numpy().data, _SIZE), _SIZE).hex()
 
 
 def digest_of_names(tensors: dict[str, str]) -> str:
