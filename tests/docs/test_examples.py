@@ -11,7 +11,10 @@ import pytest
 from tests.docs.shared import Servers
 from tests.engines import ROOT
 
-SERVER = "vllm serve models/tiny-python-llama --hf-compat --dtype float32 --served-model-name tiny"
+SERVER = (
+    "vllm serve models/tiny-python-llama --hf-compat --dtype float32 --served-model-name tiny "
+    "--kv-cache-memory-bytes 268435456"
+)
 PRINTED: dict[str, list[str]] = {
     "generate.py": ["'def f(x):' -> ", "'import os\\n' -> ", "'class Stack:\\n' -> "],
     "sampling.py": ["equal ", "equal ", "equal "],

@@ -57,6 +57,22 @@ def test_what_hf_refuses(engine: LLM, fields: dict[str, Any], reason: str) -> No
         engine.generate(PROMPT, GenerationConfig(max_new_tokens=4, **fields), use_tqdm=False)
 
 
+@pytest.mark.parametrize("tensors", [None, "pt", "np"])
+def test_what_a_tokenizer_returns(engine: LLM, tensors: str | None) -> None:
+    """Its keys are no prompts."""
+    tokenizer = engine.get_tokenizer()
+    encoded = tokenizer("def f(x):", return_tensors=tensors)
+    others = [encoded["input_ids"]] if tensors else []
+    for prompts in (encoded, dict(encoded), [encoded], *others):
+        with pytest.raises(VLLMValidationError, match="give the text, or .*prompt_token_ids"):
+            engine.generate(prompts, max_new_tokens=2, use_tqdm=False)
+
+
+def test_parameters_that_are_a_dict(engine: LLM) -> None:
+    with pytest.raises(VLLMValidationError, match=r"give a transformers\.GenerationConfig"):
+        engine.generate(PROMPT, {"max_new_tokens": 4}, use_tqdm=False)
+
+
 def test_prompt_as_long_as_max_length(engine: LLM) -> None:
     with pytest.raises(VLLMValidationError, match="max_length=3 counts them"):
         engine.generate(PROMPT, GenerationConfig(max_length=3), use_tqdm=False)

@@ -221,6 +221,14 @@ def test_too_many_answers(server: str, path: str, fields: dict[str, Any]) -> Non
     assert "the number of answers may be at most 1024" in answer["error"]["message"]
 
 
+def test_the_best_of_more_answers(server: str) -> None:
+    body = {"model": "tiny", "prompt": "x", "n": 2, "do_sample": True, "max_tokens": 1}
+    status, answer = post(f"{server}/v1/completions", {**body, "best_of": 4})
+    assert status == 400
+    assert "best_of would choose among more answers than n" in answer["error"]["message"]
+    assert post(f"{server}/v1/completions", {**body, "best_of": 2})[0] == 200
+
+
 @pytest.mark.parametrize("kind", ["application/JSON", "APPLICATION/json; charset=UTF-8"])
 def test_json_in_letters_of_any_case(server: str, kind: str) -> None:
     """FastAPI reads such a body, which then has to pass all checks."""

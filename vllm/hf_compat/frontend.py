@@ -95,6 +95,11 @@ def accept_params(frontend: Frontend | None, params: Any) -> Any:
         return [accept_params(frontend, item) for item in params]
     if frontend is None:
         _check_is_upstreams(params)
+    elif isinstance(params, dict):
+        raise VLLMValidationError(
+            "The parameters are a dict: give a transformers.GenerationConfig, or its fields as "
+            "keyword arguments, or vLLM's SamplingParams."
+        )
     elif isinstance(params, GenerationConfig | GenerateCall):
         return frontend.to_sampling_params(params)
     return params

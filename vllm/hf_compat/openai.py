@@ -47,9 +47,15 @@ class HFNames(GenerationFields, OpenAIBaseModel):
                     f"{length} and {min(limits)} both limit the answer: send one of the two.",
                     parameter=length,
                 )
+        number = given.get("num_return_sequences", given.get("n", 1))
+        if given.get("best_of", number) != number:
+            raise VLLMValidationError(
+                "best_of would choose among more answers than n, which this server does not: leave "
+                "it out.",
+                parameter="best_of",
+            )
         if "num_return_sequences" not in given:
             return data
-        number = given["num_return_sequences"]
         if given.get("n", number) != number:
             raise VLLMValidationError(
                 "num_return_sequences and n are both the number of answers: send one of the two.",
