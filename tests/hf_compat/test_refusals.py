@@ -64,7 +64,7 @@ def test_what_a_tokenizer_returns(engine: LLM, tensors: str | None) -> None:
     encoded = tokenizer("def f(x):", return_tensors=tensors)
     others = [encoded["input_ids"]] if tensors else []
     for prompts in (encoded, dict(encoded), [encoded], *others):
-        with pytest.raises(VLLMValidationError, match="give the text, or .*prompt_token_ids"):
+        with pytest.raises(VLLMValidationError, match=r"give the text, or .*prompt_token_ids"):
             engine.generate(prompts, max_new_tokens=2, use_tqdm=False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import shutil
@@ -91,6 +92,39 @@ def test_an_audit_is_a_prefill(auditor: LLM, honest: list[Honest]) -> None:
     assert not next(audit(auditor, as_claims(honest[:1]))).differs
     assert len(honest[0].receipt["output"]) == 24
     assert _number_of_steps(auditor) - steps <= 2
+
+
+def test_two_ranks_make_the_same_receipts(honest: list[Honest]) -> None:
+    with bundled_engine(**ENGINE, tensor_parallel_size=2) as llm:
+        assert [one.receipt for one in answers(llm)] == [one.receipt for one in honest]
+
+
+NONSENSE: list[dict[str, Any]] = [
+    {"hf": {"seed": "x"}},
+    {"hf": {"pickled": "gA=="}},
+    {"hf": {"row": 7, "num_rows": 2}},
+    {"hf": {"num_rows": 1 << 40, "row": 1 << 39}},
+    {"hf": {"fields": {"repetition_penalty": "a"}}},
+    {"hf": {"fields": {"num_beams": 3}}},
+    {"hf": {"nothing": 1}},
+    {"vllm": {"max_tokens": None}},
+    {"vllm": {"temperature": "hot"}},
+    {"vllm": {"structured_outputs": {"regex": "("}}},
+    {"vllm": {"stop": [1]}},
+]
+
+
+@pytest.mark.parametrize("change", NONSENSE, ids=str)
+def test_parameters_that_are_none(
+    auditor: LLM, honest: list[Honest], change: dict[str, dict[str, Any]]
+) -> None:
+    """Others are audited all the same."""
+    receipt = copy.deepcopy(honest[0].receipt)
+    for name, values in change.items():
+        receipt["parameters"][name] |= values
+    made_anew(receipt, honest[0].logits)
+    claims = [Claim("bad", receipt), Claim("good", honest[0].receipt)]
+    assert [one.differs for one in audit(auditor, claims)] == ["parameters", ""]
 
 
 def _number_of_steps(llm: LLM) -> int:

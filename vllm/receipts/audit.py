@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from vllm.exceptions import VLLMValidationError
 from vllm.hf_compat.answers import HFOutput
 from vllm.receipts import verdict
 from vllm.receipts.file import Claim
@@ -64,7 +63,7 @@ def _computed(llm: LLM, claims: Sequence[Claim]) -> list[Verdict]:
         outputs = llm.generate(
             [prompt for prompt, _ in asked], [params for _, params in asked], use_tqdm=False
         )
-    except (VLLMValidationError, ValueError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError) as error:
         if len(claims) > 1:
             return [one for claim in claims for one in _computed(llm, [claim])]
         reason = str(error).rstrip(".")

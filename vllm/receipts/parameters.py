@@ -27,6 +27,9 @@ _ABOUT_THE_ANSWER = (
 )
 """Of ``SamplingParams``: what changes no token in hf_compat, which has its own row and seed."""
 
+_MOST_ROWS = 1 << 16
+"""Of a batch of `generate()`: draws of a row come after those of all others."""
+
 
 def parameters_of(params: SamplingParams) -> dict[str, Any]:
     """Return what decides about a request's tokens beside model and prompt.
@@ -62,16 +65,29 @@ def params_from(parameters: dict[str, Any], tokens: list[int]) -> ResolvedParams
     """
     try:
         params = msgspec.convert(parameters["vllm"], ResolvedParams)
-        request = HFRequest(**parameters["hf"])
-        assert params.max_tokens is not None
-        assert not set(parameters["hf"]) & {*_NOT_CARRIED}
-    except (msgspec.ValidationError, TypeError, KeyError, ValueError, AssertionError) as error:
+        request = msgspec.convert(parameters["hf"], HFRequest)
+        _check(params, parameters["hf"], request)
+    except (TypeError, KeyError, ValueError, AttributeError, ArithmeticError) as error:
         raise VLLMValidationError(f"these are no parameters of a request ({error})") from None
     params.extra_args = {CLAIMED_KEY: tokens}
     request.attach(params)
     params.output_kind = RequestOutputKind.FINAL_ONLY
     params.max_tokens = min(params.max_tokens, len(tokens) + 1)
     return params
+
+
+def _check(params: SamplingParams, said: dict[str, Any], request: HFRequest) -> None:
+    """Refuse what no engine has written, and what would keep one busy.
+
+    Raises:
+        ValueError: says what is wrong.
+    """
+    if foreign := said.keys() & {*_NOT_CARRIED}:
+        raise ValueError(f"{min(foreign)} is not among them")
+    if params.max_tokens is None:
+        raise ValueError("max_tokens is missing")
+    if not 0 <= request.row < request.num_rows <= _MOST_ROWS:
+        raise ValueError(f"row {request.row} of {request.num_rows}")
 
 
 def _in_order(value: Any) -> Any:
