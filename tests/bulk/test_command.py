@@ -24,7 +24,7 @@ from tests.sizes import size
 from vllm.bulk.output import journal_of, summary_of
 
 NUM_ROWS = 120
-NUM_KILLS = size(2, 200)
+NUM_KILLS = size(1, 200)
 LIMIT_S = 300
 
 FLAGS = [
