@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from vllm.exceptions import VLLMValidationError
 from vllm.hf_compat.answers import HFOutput
 from vllm.receipts import verdict
 from vllm.receipts.file import Claim
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from vllm import LLM
 
 _AT_ONCE = 256
+_REFUSALS = (
+    VLLMValidationError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError
+)  # fmt: skip
+"""What parameters raise that no engine has written, before they reach one."""
 
 
 def engine_arguments(receipt: Receipt) -> dict[str, Any]:
@@ -63,7 +68,7 @@ def _computed(llm: LLM, claims: Sequence[Claim]) -> list[Verdict]:
         outputs = llm.generate(
             [prompt for prompt, _ in asked], [params for _, params in asked], use_tqdm=False
         )
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError) as error:
+    except _REFUSALS as error:
         if len(claims) > 1:
             return [one for claim in claims for one in _computed(llm, [claim])]
         reason = str(error).rstrip(".")

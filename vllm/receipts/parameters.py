@@ -82,7 +82,8 @@ def _check(params: SamplingParams, said: dict[str, Any], request: HFRequest) -> 
     Raises:
         ValueError: says what is wrong.
     """
-    if foreign := said.keys() & {*_NOT_CARRIED}:
+    known = {one.name for one in fields(HFRequest)} - {*_NOT_CARRIED}
+    if foreign := said.keys() - known:
         raise ValueError(f"{min(foreign)} is not among them")
     if params.max_tokens is None:
         raise ValueError("max_tokens is missing")
