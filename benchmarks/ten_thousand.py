@@ -6,7 +6,8 @@ Prompts of 4 to 400 tokens and greedy answers of 8 to 64, the same for all sides
 process of its own that is started in turn, `--rounds` times. Transformers answers a sample in
 batches with padding on the left, of the size that is fastest; the seconds for all prompts follow
 from the mean of its batches, with twice its standard error. Memory is the most that a side's
-processes had for themselves. Answers are compared with Transformers' on the sample; in 16 bits its own depend on the padding.
+processes had for themselves. Answers are compared with Transformers' on the sample; in 16 bits its
+own depend on the padding.
 """
 
 from __future__ import annotations
