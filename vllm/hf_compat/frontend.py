@@ -26,6 +26,7 @@ from vllm.hf_compat.generation_config import (
     load_generation_config,
     max_new_tokens,
 )
+from vllm.hf_compat.grammars.params import StructuredParams, leave_grammars_to_the_engine
 from vllm.hf_compat.receipt_requests import check_receipt, engine_of_receipts
 from vllm.hf_compat.receipt_wishes import wants_receipt
 from vllm.hf_compat.request import EXTRA_ARGS_KEY, HFRequest
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
-class HFSamplingParams(SamplingParams, kw_only=True):  # type: ignore[call-arg]
+class HFSamplingParams(StructuredParams, kw_only=True):  # type: ignore[call-arg]
     """A ``SamplingParams`` made from a `generate()` call, which it keeps until the prompt is
     known: HF's ``max_length`` counts the prompt.
 
@@ -102,6 +103,8 @@ def accept_params(frontend: Frontend | None, params: Any) -> Any:
         )
     elif isinstance(params, GenerationConfig | GenerateCall):
         return frontend.to_sampling_params(params)
+    elif isinstance(params, SamplingParams):
+        return leave_grammars_to_the_engine(params)
     return params
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from vllm.hf_compat.beam_search import BeamStep
+from vllm.hf_compat.grammars.backend import install_backend, wait_for_a_grammar
 from vllm.hf_compat.kv_copy_on_write import BlockTables, ForkingKVCacheManager
 from vllm.hf_compat.request import HFRequest
 from vllm.hf_compat.row_ids import GUIDE, row_id
@@ -42,6 +43,7 @@ class _RowScheduling(_Base):
         self._num_rows: dict[str, int] = {}  # of each request that has several
         self._rows_of: dict[str, int] = {}  # of each that the workers know with several
         super().__init__(*args, **kwargs)
+        install_backend(self.structured_output_manager, self.vllm_config)
         self.max_num_scheduled_tokens: int
         self.kv_cache_manager: Any = ForkingKVCacheManager(self.kv_cache_manager)
         self._token_budget: int = self.max_num_scheduled_tokens
@@ -120,11 +122,14 @@ class _RowScheduling(_Base):
         """As ``Scheduler.schedule``, with all rows."""
         self.max_num_scheduled_tokens = self._token_budget
         if not self._num_rows:
-            return super().schedule(throttle_prefills)
-        self._prepare_step()
-        output = super().schedule(throttle_prefills)
-        self._end_step(output)
-        self._send_rows(output)
+            output = super().schedule(throttle_prefills)
+        else:
+            self._prepare_step()
+            output = super().schedule(throttle_prefills)
+            self._end_step(output)
+            self._send_rows(output)
+        if not output.total_num_scheduled_tokens and not self.running:
+            wait_for_a_grammar(self.waiting)
         return output
 
     def _send_rows(self, output: SchedulerOutput) -> None:
@@ -210,15 +215,27 @@ class _RowScheduling(_Base):
             and request.num_stale_output_tokens == 0
         }
         awaited = self._awaited(scheduler_output, model_runner_output)
+        refused = self._refused_grammars()
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for request in awaited:
             request.next_decode_eligible_step = 0
-        if not current:
+        if not current and not refused:
             return outputs
         answers = {answer.request_id: answer for one in outputs.values() for answer in one.outputs}
+        for request_id in refused.keys() & answers.keys():
+            answers[request_id].stop_reason = refused[request_id]
         for request_id, (request, one) in current.items():
             self._answer(request, one, answers[request_id])
         return outputs
+
+    def _refused_grammars(self) -> dict[str, str]:
+        """Return why the grammars of requests that end now have not been compiled."""
+        return {
+            request_id: str(request.structured_output_request.grammar)
+            for request_id in self.grammar_compile_error_reqs
+            if (request := self.requests.get(request_id)) is not None
+            and request.structured_output_request is not None
+        }
 
     def _awaited(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput

@@ -1,0 +1,132 @@
+"""The process in which grammars are tried: run as a script, with a socket's number as argument.
+
+It imports xgrammar alone, has no threads, and forks for each trial: a child that is ended at its
+limits takes nothing with it, and the next one starts in milliseconds. It ends when the socket does.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any, cast
+
+_NICENESS = 5
+"""Of a trial: a model's threads come first."""
+
+_PATIENCE = 20
+"""Seconds that a trial may last for each one of computing; it may have to wait for a core."""
+
+_LONGEST_REASON = 500  # xgrammar quotes the grammar
+
+
+Outcome = tuple[str, bool] | None
+"""What was wrong, and whether it was a limit of the trial; None for nothing."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is to be compiled, and within which limits.
+
+    Attributes:
+        method: of ``xgrammar.GrammarCompiler``.
+        args: of the method.
+        kwargs: of the method.
+        seconds: of one core; 0 has no limit.
+        num_bytes: of memory, beside what xgrammar and the vocabulary take.
+    """
+
+    method: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    seconds: int
+    num_bytes: int
+
+
+def serve(parent: Connection) -> None:
+    """Try what comes, several side by side, until nobody is at the other end.
+
+    The first message is the vocabulary (``TokenizerInfo.serialize_json``); each other one is a
+    number and the fields of a `Trial`, and is answered by the number and its `Outcome`.
+    """
+    from xgrammar import TokenizerInfo
+
+    vocabulary = TokenizerInfo.deserialize_json(parent.recv())
+    running: dict[Connection, tuple[int, int]] = {}
+    while True:
+        for ready in cast("list[Connection]", wait([parent, *running])):
+            if ready is parent:
+                try:
+                    number, fields = parent.recv()
+                except EOFError:
+                    for _, pid in running.values():
+                        os.kill(pid, signal.SIGKILL)
+                    return
+                result, pid = _start(Trial(*fields), vocabulary, [parent, *running])
+                running[result] = number, pid
+            else:
+                number, pid = running.pop(ready)
+                parent.send((number, _outcome(ready, pid)))
+
+
+def _start(trial: Trial, vocabulary: Any, inherited: list[Connection]) -> tuple[Connection, int]:
+    """Fork a child for a trial; return where its result comes from, and its number."""
+    result, to_result = Pipe(duplex=False)
+    pid = os.fork()
+    if pid == 0:
+        for one in [result, *inherited]:
+            one.close()
+        to_result.send(_try(trial, vocabulary))
+        os._exit(0)
+    to_result.close()
+    return result, pid
+
+
+def _try(trial: Trial, vocabulary: Any) -> Outcome:
+    from xgrammar import GrammarCompiler
+
+    os.nice(_NICENESS)
+    if trial.seconds:
+        resource.setrlimit(resource.RLIMIT_CPU, (trial.seconds, trial.seconds))
+        signal.alarm(_PATIENCE * trial.seconds)
+    resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + trial.num_bytes,) * 2)
+    compiler = GrammarCompiler(vocabulary, max_threads=1, cache_enabled=False)
+    try:
+        getattr(compiler, trial.method)(*trial.args, **trial.kwargs)
+    except Exception as error:
+        text = str(error).strip() or type(error).__name__
+        if isinstance(error, MemoryError) or "bad_alloc" in text:
+            return "it needs more memory than a grammar may have", True
+        return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]} ...", False
+    return None
+
+
+def _outcome(result: Connection, pid: int) -> Outcome:
+    """Return what a child has said, or why it has said nothing."""
+    try:
+        return cast(Outcome, result.recv())
+    except EOFError:
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        pid = 0
+    finally:
+        result.close()
+        if pid:
+            os.waitpid(pid, 0)
+    if -status in (signal.SIGXCPU, signal.SIGKILL, signal.SIGALRM):
+        return "it takes longer to compile than a grammar may", True
+    return f"xgrammar does not survive it (status {status})", True
+
+
+def _data_bytes() -> int:
+    """Return the memory of this process that ``RLIMIT_DATA`` counts."""
+    with open("/proc/self/status") as status:
+        kilobytes = next(line.split()[1] for line in status if line.startswith("VmData"))
+    return int(kilobytes) * 1024
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for the server
+    serve(Connection(int(sys.argv[1])))
