@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.hf_compat.beam_search import BeamStep
 from vllm.hf_compat.grammars.backend import install_backend, wait_for_a_grammar
+from vllm.hf_compat.grammars.watch import obstacles
 from vllm.hf_compat.kv_copy_on_write import BlockTables, ForkingKVCacheManager
 from vllm.hf_compat.request import HFRequest
 from vllm.hf_compat.row_ids import GUIDE, row_id
@@ -215,27 +216,19 @@ class _RowScheduling(_Base):
             and request.num_stale_output_tokens == 0
         }
         awaited = self._awaited(scheduler_output, model_runner_output)
-        refused = self._refused_grammars()
+        structured = [one for one in self.requests.values() if one.structured_output_request]
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for request in awaited:
             request.next_decode_eligible_step = 0
-        if not current and not refused:
+        grammars = obstacles(structured)
+        if not current and not grammars:
             return outputs
         answers = {answer.request_id: answer for one in outputs.values() for answer in one.outputs}
-        for request_id in refused.keys() & answers.keys():
-            answers[request_id].stop_reason = refused[request_id]
+        for request_id in grammars.keys() & answers.keys():
+            answers[request_id].stop_reason = grammars[request_id]
         for request_id, (request, one) in current.items():
             self._answer(request, one, answers[request_id])
         return outputs
-
-    def _refused_grammars(self) -> dict[str, str]:
-        """Return why the grammars of requests that end now have not been compiled."""
-        return {
-            request_id: str(request.structured_output_request.grammar)
-            for request_id in self.grammar_compile_error_reqs
-            if (request := self.requests.get(request_id)) is not None
-            and request.structured_output_request is not None
-        }
 
     def _awaited(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput

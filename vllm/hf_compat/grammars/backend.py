@@ -22,6 +22,7 @@ import vllm.envs as envs
 from vllm.hf_compat.grammars.params import is_tried
 from vllm.hf_compat.grammars.process import Outcome, Trial
 from vllm.hf_compat.grammars.trials import Trials
+from vllm.hf_compat.grammars.watch import WatchedGrammar
 from vllm.utils.mistral import is_mistral_tokenizer
 from vllm.v1.structured_output.backend_guidance import (
     GuidanceBackend,
@@ -50,8 +51,9 @@ _MOST_BYTES = 1 << 30
 """Of memory that the compilation of one grammar may take."""
 
 _LIMITS = (
-    "A grammar may take 1 GiB, and as many seconds of one core as the server's variable "
-    "VLLM_REGEX_COMPILATION_TIMEOUT_S says: ask for a smaller one."
+    "A grammar may take 1 GiB, as many seconds of one core as the server's variable "
+    "VLLM_REGEX_COMPILATION_TIMEOUT_S says, and a tenth of one for each token: ask for a simpler "
+    "one."
 )
 
 _MOST_KNOWN = 10_000
@@ -136,7 +138,7 @@ class GrammarBackend(StructuredOutputBackend):
             if request_type == StructuredOutputOptions.REGEX:
                 # Upstream counts the seconds of a regex by the clock, and a trial may have to wait.
                 self._get_xgrammar().compiler.check("compile_regex", (grammar_spec,), {})
-            return self._get_xgrammar().compile_grammar(*arguments)
+            return WatchedGrammar(self._get_xgrammar().compile_grammar(*arguments))
         except LimitError:
             raise
         except ValueError as error:
@@ -146,7 +148,7 @@ class GrammarBackend(StructuredOutputBackend):
             assert isinstance(grammar, GuidanceGrammar)
             if grammar.ll_matcher.is_error():
                 raise error from None
-            return grammar
+            return WatchedGrammar(grammar)
 
     def _get_xgrammar(self) -> XgrammarBackend:
         with self._lock:
