@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -245,3 +246,31 @@ def test_json_in_letters_of_any_case(server: str, kind: str) -> None:
 def test_a_long_prompt_of_tokens_is_no_structure(server: str) -> None:
     body = {"model": "tiny", "prompt": [[5] * 2000] * 2, "max_tokens": 1}
     assert post(f"{server}/v1/completions", body)[0] == 200
+
+
+@pytest.mark.parametrize("is_announced", [True, False], ids=["length", "chunks"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/invocations", "/tokenize"])
+def test_too_many_bytes(server: str, path: str, is_announced: bool) -> None:
+    """In chunks nobody says beforehand how many there will be."""
+    body = b'{"model": "tiny", "prompt": "' + b"a" * (1 << 24) + b'"}'
+    chunks = [body[i : i + (1 << 20)] for i in range(0, len(body), 1 << 20)]
+    answer = httpx.post(
+        f"{server}{path}",
+        content=body if is_announced else iter(chunks),
+        headers={"Content-Type": "application/json"},
+        timeout=60,
+    )
+    assert answer.status_code == 400
+    assert "at most 16777216 bytes" in answer.text
+    assert "--max-body-bytes" in answer.text
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/invocations", "/inference/v1/abort_requests", "/tokenize"]
+)
+@pytest.mark.parametrize("body", ["5", "[]", "null", "true"])
+def test_a_body_that_is_no_object(server: str, path: str, body: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    answer = httpx.post(f"{server}{path}", content=body, headers=headers)
+    assert answer.status_code == 400
+    assert f"must be a JSON object with names and values, and is {body}." in answer.text

@@ -31,6 +31,7 @@ class ServerFlags:
         hf_compat: whether the engine has the flag of that name; without it nothing here counts.
         receipts: likewise; whether bodies may ask for receipts.
         strict_body: whether fields that nobody knows are refused.
+        max_body_bytes: the most bytes of a body.
         max_body_parts: the most lists and objects in a body.
         max_requests: the most answers that a body asks for.
         max_num_beams: the most beams of a search.
@@ -49,6 +50,7 @@ class ServerFlags:
         "speaks nor GenerationConfig has, and suggest the nearest name; --no-strict-body ignores "
         "such fields, as upstream does.",
     )
+    max_body_bytes: int = _flag(1 << 24, f"{_LIMIT} its bytes.")
     max_body_parts: int = _flag(16_384, f"{_LIMIT} the number of its lists and objects.")
     max_requests: int = _flag(
         1024, f"{_LIMIT} the answers that it asks for: prompts, chats or items, times n."

@@ -69,6 +69,18 @@ def check_limits(fields: Mapping[str, Any], flags: ServerFlags) -> None:
     _at_most("the length of stop_strings", longest, flags, "max_stop_string_length")
 
 
+def check_object(body: Any) -> None:
+    """Refuse a body that is JSON and no object, which no route takes.
+
+    Raises:
+        VLLMValidationError: names its type.
+    """
+    if not isinstance(body, dict):
+        raise VLLMValidationError(
+            f"The body must be a JSON object with names and values, and is {json.dumps(body):.50}."
+        )
+
+
 def check_structure(body: Any, flags: ServerFlags) -> None:
     """Refuse a body with more lists and objects than a limit, or with eight times as many names.
 

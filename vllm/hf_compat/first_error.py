@@ -16,23 +16,21 @@ from pydantic import TypeAdapter
 from pydantic_core import SchemaValidator
 
 from vllm.fork.server_flags import ServerFlags
-from vllm.hf_compat.body_limits import check_structure, check_text
+from vllm.hf_compat.body_limits import check_object, check_structure, check_text
 
 _LISTS = ("list", "tuple", "set", "frozenset")
-_READS_BY_ITSELF = "/invocations"
-"""The route whose body FastAPI does not know of."""
-
 _NO_SCHEMAS = ("cls", "config", "default", "expected", "metadata", "serialization")
 """Keys of a schema whose values are none, whatever they look like."""
 
 
 def bound_validation(route: APIRoute, flags: ServerFlags) -> None:
-    """Let a route with a body refuse one of too many lists and objects, and read others up to their
-    first error, in place."""
+    """Let a route refuse a body of too many lists and objects, and read others up to their first
+    error, in place. Where FastAPI does not know of a body, the route takes an object for granted.
+    """
+    if "POST" not in route.methods:
+        return
     if route.body_field is not None:
         hasten(route.body_field._type_adapter)
-    elif route.path != _READS_BY_ITSELF:
-        return
     handle = route.get_route_handler()
 
     async def checked(request: Request) -> Response:
@@ -41,6 +39,8 @@ def bound_validation(route: APIRoute, flags: ServerFlags) -> None:
                 body = await request.json()  # kept by the request for those who ask again
             except (ValueError, RecursionError):
                 body = None  # FastAPI says what is wrong with it
+            else:
+                check_object(body)
             check_structure(body, flags)
             check_text(await request.body(), body)
         return await handle(request)

@@ -30,6 +30,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import (
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.exceptions import VLLMValidationError
 from vllm.fork.server_flags import ServerFlags
+from vllm.hf_compat.body_bytes import LimitedBodies
 from vllm.hf_compat.body_limits import check_body
 from vllm.hf_compat.early_check import check_early, spare_the_loop
 from vllm.hf_compat.field_names import Schema, check_names
@@ -119,6 +120,7 @@ def accept_hf_bodies(app: FastAPI, args: Namespace) -> None:
     for route in routes:
         if isinstance(route, APIRoute):
             bound_validation(route, flags)
+    app.add_middleware(LimitedBodies, limit=flags.max_body_bytes)
     spare_the_loop()
 
 
