@@ -4,13 +4,39 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.engines import ROOT
+from tests.server.conftest import ENVIRONMENT
+
 LIMIT_S = 300
+
+
+def start_example(
+    name: str, source: Path, target: Path, variables: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start an example of bulk jobs; what it prints goes beside its output.
+
+    Args:
+        name: of the script.
+        source: the rows.
+        target: the answers.
+        variables: of its environment, beside those of all commands that tests start.
+    """
+    with target.with_suffix(".log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, f"examples/{name}", source, target],
+            cwd=ROOT,
+            env={**ENVIRONMENT, **variables},
+            stdout=log,
+            stderr=log,
+        )
 
 
 def descendants(pid: int) -> list[psutil.Process]:

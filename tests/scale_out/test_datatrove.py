@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformers import GenerationConfig
 
-from tests.engines import ROOT
-from tests.scale_out.processes import kill, wait_until
+from tests.scale_out.processes import kill, start_example, wait_until
 from tests.scale_out.rows import of_one_engine, of_transformers, short_prompts
-from tests.server.conftest import ENVIRONMENT
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -28,14 +25,7 @@ CONFIG = GenerationConfig(max_new_tokens=32, no_repeat_ngram_size=3, repetition_
 
 
 def start(source: Path, target: Path, ray: LocalRay) -> subprocess.Popen[bytes]:
-    log = target.with_suffix(".log").open("ab")
-    return subprocess.Popen(
-        [sys.executable, "examples/datatrove_pipeline.py", source, target],
-        cwd=ROOT,
-        env={**ENVIRONMENT, **ray.variables},
-        stdout=log,
-        stderr=log,
-    )
+    return start_example("datatrove_pipeline.py", source, target, ray.variables)
 
 
 def answers_in(folder: Path) -> Iterator[tuple[str, str]]:

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 from transformers import GenerationConfig
 
-from tests.engines import ROOT
-from tests.scale_out.processes import kill, wait_until
+from tests.scale_out.processes import kill, start_example, wait_until
 from tests.scale_out.rows import of_one_engine, of_transformers, short_prompts, write_rows
-from tests.server.conftest import ENVIRONMENT
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -29,14 +26,8 @@ ENGINE = "ray::MapWorker(MapBatches(vLLMEngineStageUDF))"
 
 
 def start(source: Path, target: Path, ray: LocalRay) -> subprocess.Popen[bytes]:
-    log = target.with_suffix(".log").open("ab")
-    return subprocess.Popen(
-        [sys.executable, "examples/ray_data.py", source, target],
-        cwd=ROOT,
-        env={**ENVIRONMENT, **ray.variables, "RAY_DATA_DISABLE_PROGRESS_BARS": "1"},
-        stdout=log,
-        stderr=log,
-    )
+    variables = {**ray.variables, "RAY_DATA_DISABLE_PROGRESS_BARS": "1"}
+    return start_example("ray_data.py", source, target, variables)
 
 
 def done(target: Path) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.entrypoints.cli.types import CLISubcommand
-from vllm.fork.quiet import log_errors_only
+from vllm.fork.quiet import log_errors_only, sentence_of
 
 if TYPE_CHECKING:
     from vllm.bulk.journal import Journal
@@ -50,13 +50,8 @@ class BulkSubcommand(CLISubcommand):
         try:
             log_errors_only(args)
             status = run(args)
-        except (ValueError, NotWrittenError, EngineEndedError) as error:
-            raise SystemExit(f"vllm bulk: {error}") from None
-        except (OSError, RuntimeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else None
-            place = getattr(error, "filename", None)
-            text = f"{place}: {reason}." if reason and place else str(error)
-            raise SystemExit(f"vllm bulk: {text}") from None
+        except (ValueError, NotWrittenError, EngineEndedError, OSError, RuntimeError) as error:
+            raise SystemExit(f"vllm bulk: {sentence_of(error)}") from None
         except KeyboardInterrupt:
             print("Stopped before any row was under way.", file=sys.stderr)
             raise SystemExit(_INTERRUPTED) from None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.entrypoints.cli.types import CLISubcommand
-from vllm.fork.quiet import log_errors_only
+from vllm.fork.quiet import log_errors_only, sentence_of
 
 if TYPE_CHECKING:
     from vllm.receipts.file import Claim
@@ -50,9 +50,7 @@ class AuditSubcommand(CLISubcommand):
             log_errors_only(args)
             status = run(args)
         except (OSError, ValueError, RuntimeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else None
-            text = f"{error.filename}: {reason}." if reason else str(error)  # type: ignore[union-attr]
-            print(f"vllm audit: {text}", file=sys.stderr)
+            print(f"vllm audit: {sentence_of(error)}", file=sys.stderr)
             status = _NOT_AUDITED
         raise SystemExit(status)
 
