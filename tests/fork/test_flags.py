@@ -22,11 +22,11 @@ def parse(*arguments: str) -> AsyncEngineArgs:
 
 @pytest.mark.parametrize(
     ("arguments", "value"),
-    [((), False), (("--hf-compat",), True), (("--hf_compat",), True),
+    [((), None), (("--hf-compat",), True), (("--hf_compat",), True),
      (("--hf-compat", "exact"), "exact"), (("--hf-compat", "strict"), "strict"),
      (("--hf-compat", "--no-hf-compat"), False)],
 )  # fmt: skip
-def test_command_line(arguments: tuple[str, ...], value: bool | str) -> None:
+def test_command_line(arguments: tuple[str, ...], value: bool | str | None) -> None:
     assert parse(*arguments).hf_compat == value
 
 
@@ -37,6 +37,8 @@ def test_command_line(arguments: tuple[str, ...], value: bool | str) -> None:
         (("--deterministic", "on"), "deterministic='on' is not a value of this flag"),
         (("--hf-compat", "true"), "hf_compat='true' is not a value of this flag"),
         (("--no-hf-compat", "exact"), "--no-hf-compat takes no value"),
+        (("--max-num-beams", "8"), "--max-num-beams is about the bodies of --hf-compat: add that"),
+        (("--no-strict-body", "--no-hf-compat"), "--no-strict-body is about the bodies of"),
     ],
 )
 def test_command_line_refusals(

@@ -1,7 +1,8 @@
 """The fork's engine flags: declared, checked and carried to the workers in one place.
 
 The way of a flag: ``LLM(hf_compat=True)`` or ``vllm serve --hf-compat`` sets a field of
-``EngineArgs``; `ForkFlags.from_engine_args` checks it; `ForkFlags.carry` puts it into
+``EngineArgs``, which is None otherwise; `ForkFlags.from_engine_args` checks it, or reads the
+environment variable that is its default; `ForkFlags.carry` puts it into
 ``VllmConfig.additional_config``, which vLLM pickles to every worker process and includes in its
 compilation-cache key; everything else asks `ForkFlags.of(vllm_config)`.
 """
@@ -9,11 +10,13 @@ compilation-cache key; everything else asks `ForkFlags.of(vllm_config)`.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from vllm.fork import server_flags
+from vllm.fork.flag_values import SPECS, VARIABLES, FlagValue, check_flag, given_or_variable
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -23,64 +26,6 @@ CONFIG_KEY = "fork_flags"
 """Key of the flags in ``VllmConfig.additional_config``."""
 
 GROUP_TITLE = "ParityConfig"
-
-FlagValue = bool | str
-
-
-@dataclass(frozen=True)
-class FlagSpec:
-    """One flag as the command line shows it.
-
-    Attributes:
-        modes: string values accepted besides True and False.
-        help: the text of ``vllm serve --help``.
-    """
-
-    modes: tuple[str, ...]
-    help: str
-
-
-SPECS: dict[str, FlagSpec] = {
-    "hf_compat": FlagSpec(
-        modes=("exact", "strict"),
-        help="Answer as Hugging Face `generate()` does: its defaults and generation_config.json "
-        "rules, its stopping rule, its logits processors over the whole prompt and output, and its "
-        "sampled tokens for a seed. `exact` also computes the very bits of its logits, slower. "
-        "`strict` refuses to start where a layer or a setting would cost the bits of its logits.",
-    ),
-    "split_qkv": FlagSpec(
-        modes=(),
-        help="Compute q, k and v (and gate and up) as separate projections, as Hugging Face does; "
-        "on with --hf-compat unless --no-split-qkv is given.",
-    ),
-    "deterministic": FlagSpec(
-        modes=("batch",),
-        help="Make the bits of an answer depend on model, weights and tokens alone: not on batch, "
-        "caching, threads, tensor parallelism or machine. `batch` is upstream's batch-invariant "
-        "mode on NVIDIA GPUs, which promises less.",
-    ),
-    "receipts": FlagSpec(
-        modes=("16", "32", "64"),
-        help="Make a receipt of each answer, which `vllm audit` checks on another machine; needs "
-        "--hf-compat and --deterministic. A number is the bytes for each token, instead of 8.",
-    ),
-}
-
-
-def check_flag(name: str, value: object) -> FlagValue:
-    """Return `value`, False for None.
-
-    Raises:
-        ValueError: not a value of the flag; the sentence names those that are.
-    """
-    spec = SPECS[name]
-    if value is False or value is None:
-        return False
-    if value is not True and value not in spec.modes:
-        accepted = ", ".join(map(repr, (True, False, *spec.modes)))
-        raise ValueError(f"{name}={value!r} is not a value of this flag; use one of {accepted}.")
-    assert isinstance(value, bool | str)
-    return value
 
 
 @dataclass(frozen=True)
@@ -130,12 +75,16 @@ class ForkFlags:
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> ForkFlags:
-        """Read and check the flags of ``EngineArgs``.
+        """Read and check the flags of ``EngineArgs``; those that are None have their variable's.
 
         Raises:
-            ValueError: see `check_flag`.
+            ValueError: see `check_flag` and `given_or_variable`.
         """
-        return cls(**{field.name: getattr(engine_args, field.name) for field in fields(cls)})
+        values: dict[str, Any] = {
+            field.name: given_or_variable(field.name, getattr(engine_args, field.name))
+            for field in fields(cls)
+        }
+        return cls(**values)
 
     @classmethod
     def of(cls, vllm_config: VllmConfig) -> ForkFlags:
@@ -169,12 +118,34 @@ class _FlagAction(argparse.Action):
             setattr(namespace, self.dest, check_flag(self.dest, value))
         except ValueError as error:
             raise argparse.ArgumentError(self, str(error)) from None
-        if self.dest == "hf_compat":
-            server_flags.drain_by_default(namespace, bool(value))
+
+
+def _default(name: str) -> str | None:
+    """Return what stands for the flag's variable until the command line was read, and in --help."""
+    text = os.environ.get(VARIABLES[name])
+    return f"{VARIABLES[name]}={text}" if text else None
+
+
+def _reader(name: str) -> Callable[[str], FlagValue | None]:
+    """Return what reads a flag's text; `_FlagAction` checks what was on the command line."""
+    default = _default(name)
+
+    def read(text: str) -> FlagValue | None:
+        if text != default:
+            return text
+        try:
+            return given_or_variable(name, None)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
 
 
 def add_cli_args(parser: argparse.ArgumentParser) -> None:
-    """Add the fork's flags to vLLM's command line, in a group of their own."""
+    """Add the fork's flags to vLLM's command line, in a group of their own.
+
+    A variable is read when the command line is, and only if its flag is not there.
+    """
     group = parser.add_argument_group(
         title=GROUP_TITLE, description="Parity with Hugging Face Transformers, and determinism."
     )
@@ -186,8 +157,9 @@ def add_cli_args(parser: argparse.ArgumentParser) -> None:
             dest=name,
             action=_FlagAction,
             nargs="?" if spec.modes else 0,
-            default=getattr(ForkFlags, name),
+            type=_reader(name),
+            default=_default(name),
             metavar="|".join(spec.modes) or None,
-            help=spec.help,
+            help=f"{spec.help} The environment variable {VARIABLES[name]} is its default.",
         )
-    server_flags.add_cli_args(group)
+    server_flags.add_cli_args(parser, group)

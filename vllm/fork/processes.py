@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,22 +21,28 @@ GRACE_S = 5
 """Seconds that a process has to let go of what it holds, once its parent is gone."""
 
 
+_THREAD = "end-with-parent"
+_LOOK_S = 1
+
+
 def end_with_parent() -> None:
     """Let this process end when the one that started it does, however that ends.
 
     A parent that is killed tells nobody, and an engine without one would wait for requests, with
-    all its memory, for ever. Nothing happens in a process that ``multiprocessing`` did not start.
+    all its memory, for ever, as a worker for other workers. Nothing happens in a process that
+    ``multiprocessing`` did not start, nor in one that does so already.
     """
     parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(
-            target=_end_after, args=(parent.sentinel,), name="end-with-parent", daemon=True
-        ).start()
+    if parent is None or any(one.name == _THREAD for one in threading.enumerate()):
+        return
+    threading.Thread(target=_end_after, args=(parent,), name=_THREAD, daemon=True).start()
 
 
-def _end_after(sentinel: int) -> None:
-    """Wait for the process of `sentinel`, then end this one: in order, or at last in any case."""
-    wait([sentinel])
+def _end_after(parent: BaseProcess) -> None:
+    """Wait for a process, then end this one: in order, or at last in any case."""
+    # A sibling that was forked later holds the other end of the sentinel, too.
+    while os.getppid() == parent.pid and not wait([parent.sentinel], _LOOK_S):
+        pass
     logger.error("The process that started this one is gone: ending too.")
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE_S)

@@ -11,6 +11,8 @@ from argparse import Namespace
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from vllm.fork.flag_values import given_or_variable
+
 DRAIN_S = 20
 """Seconds; supervisors commonly kill after thirty."""
 
@@ -42,7 +44,7 @@ class ServerFlags:
         max_stop_string_length: the most characters of one.
     """
 
-    hf_compat: bool = False
+    hf_compat: bool | str = False
     receipts: bool | str = False
     strict_body: bool = _flag(
         True,
@@ -72,9 +74,15 @@ class ServerFlags:
 
     @classmethod
     def of(cls, args: Namespace) -> ServerFlags:
-        """Read a parsed command line; programs may build an app with fewer arguments."""
-        given = vars(args)
-        return cls(**{f.name: given[f.name] for f in fields(cls) if f.name in given})
+        """Read a parsed command line; programs may build an app with fewer arguments.
+
+        Raises:
+            ValueError: see `given_or_variable`.
+        """
+        given = {f.name: getattr(args, f.name) for f in fields(cls) if hasattr(args, f.name)}
+        for flag in ("hf_compat", "receipts"):
+            given[flag] = given_or_variable(flag, given.get(flag)) or False
+        return cls(**given)
 
     def check(self) -> None:
         """Refuse what counts with hf_compat alone, and is set without it.
@@ -86,7 +94,7 @@ class ServerFlags:
             return
         for one in fields(self):
             value = getattr(self, one.name)
-            if value != one.default:
+            if "help" in one.metadata and value != one.default:
                 name = one.name.replace("_", "-")
                 flag = f"--no-{name}" if value is False else f"--{name}"
                 raise ValueError(
@@ -99,18 +107,34 @@ class _Default(int):
     """A ``--shutdown-timeout`` that nobody has chosen."""
 
 
-def drain_by_default(namespace: Namespace, has_hf_compat: bool) -> None:
-    """Give a command line that is being read hf_compat's ``--shutdown-timeout``, or upstream's.
+def _finish(namespace: Namespace) -> None:
+    """Check a command line that was read, and give it hf_compat's ``--shutdown-timeout``.
 
-    Args:
-        namespace: of the command line, changed in place unless it has a timeout already.
-        has_hf_compat: what it says about the flag.
+    Raises:
+        ValueError: see `ServerFlags.of` and `ServerFlags.check`.
     """
-    if isinstance(getattr(namespace, "shutdown_timeout", None), _Default):
-        namespace.shutdown_timeout = _Default(DRAIN_S if has_hf_compat else 0)
+    flags = ServerFlags.of(namespace)
+    flags.check()
+    if flags.hf_compat and isinstance(getattr(namespace, "shutdown_timeout", None), _Default):
+        namespace.shutdown_timeout = _Default(DRAIN_S)
 
 
-def add_cli_args(group: argparse._ArgumentGroup) -> None:
+def _finish_when_parsed(parser: argparse.ArgumentParser) -> None:
+    """Let a parser call `_finish` at its end: before, nobody knows what else is on the line."""
+    parse = parser.parse_known_args
+
+    def parse_and_finish(*args: Any, **kwargs: Any) -> Any:
+        namespace, rest = parse(*args, **kwargs)
+        try:
+            _finish(namespace)
+        except ValueError as error:
+            parser.error(str(error))
+        return namespace, rest
+
+    parser.parse_known_args = parse_and_finish  # type: ignore[method-assign]
+
+
+def add_cli_args(parser: argparse.ArgumentParser, group: argparse._ArgumentGroup) -> None:
     """Add the flags to the fork's group of a command line."""
     for flag in fields(ServerFlags):
         if "help" not in flag.metadata:
@@ -125,3 +149,4 @@ def add_cli_args(group: argparse._ArgumentGroup) -> None:
             **kind,
         )
     group.set_defaults(shutdown_timeout=_Default(0))
+    _finish_when_parsed(parser)

@@ -8,7 +8,8 @@ from vllm.deterministic import engine_args as deterministic
 from vllm.fork.attention_backend import check_attention_backend
 from vllm.fork.compiler import do_without_compiler
 from vllm.fork.decode_graphs import normalise_compilation_config
-from vllm.fork.flags import FlagValue, ForkFlags, add_cli_args
+from vllm.fork.flag_values import FlagValue
+from vllm.fork.flags import ForkFlags, add_cli_args
 from vllm.fork.missing_packages import naming_missing_packages
 from vllm.fork.ray_on_cpus import use_ray_on_cpus
 from vllm.fork.system_libraries import check_system_libraries

@@ -38,6 +38,7 @@ VARIABLES = (
     "VLLM_FORK_CPU_ISA",
     "VLLM_FORK_CUDA_TENSOR_CORES",
     "VLLM_FORK_OTHER_BITS",
+    "VLLM_SPLIT_QKV",
     "VLLM_USE_V2_MODEL_RUNNER",
 )
 """Environment variables that choose instructions, threads, libraries or kernels."""

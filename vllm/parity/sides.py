@@ -28,13 +28,14 @@ NUM_LOGPROBS = 20
 _SMALLEST_BLOCK = 16
 _INSECURE = "VLLM_ALLOW_INSECURE_SERIALIZATION"
 
+_OFF = {"hf_compat": False, "deterministic": False, "receipts": False}
 FLAGS: dict[str, dict[str, Any]] = {
-    "upstream": {},
-    "hf_compat": {"hf_compat": True},
-    "exact": {"hf_compat": "exact"},
-    "deterministic": {"hf_compat": True, "deterministic": True},
+    "upstream": {**_OFF, "split_qkv": False},
+    "hf_compat": {**_OFF, "hf_compat": True},
+    "exact": {**_OFF, "hf_compat": "exact"},
+    "deterministic": {**_OFF, "hf_compat": True, "deterministic": True},
 }
-"""Arguments of ``LLM`` for each of `MODES`."""
+"""Arguments of ``LLM`` for each of `MODES`, whatever environment variables say."""
 
 
 @dataclass(frozen=True)
