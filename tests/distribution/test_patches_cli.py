@@ -67,7 +67,7 @@ def test_the_series_applies_to_the_pinned_wheel(
 
 @pytest.mark.parametrize(
     ("num_patches", "num_lines", "status"),
-    [(12, 150, 0), (13, 13, 1), (1, 151, 1), (12, 151, 1)],
+    [(13, 150, 0), (14, 14, 1), (1, 151, 1), (13, 151, 1)],
 )
 def test_the_series_must_stay_small(
     repository: Path,
@@ -76,7 +76,7 @@ def test_the_series_must_stay_small(
     num_lines: int,
     status: int,
 ) -> None:
-    assert (MAX_PATCHES, MAX_LINES) == (12, 150)
+    assert (MAX_PATCHES, MAX_LINES) == (13, 150)
     sizes = [1] * (num_patches - 1) + [num_lines - num_patches + 1]
     write_series(
         repository,

@@ -10,6 +10,7 @@ from torch import nn
 from vllm.deterministic import fusion
 from vllm.deterministic.equalisation import exponents_of
 from vllm.distributed import tensor_model_parallel_all_gather
+from vllm.fork.live_weights.packed import PackedParameter, replace_packed
 from vllm.fork_ops.portable_product import (
     PackedWeight,
     pack_weight,
@@ -29,10 +30,21 @@ class PortableLinearMethod(UnquantizedLinearMethod):
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Pack the weight; as many bytes as it had, and 0.8 % more."""
-        parts = layer.tp_size if isinstance(layer, RowParallelLinear) else 1
-        weight = layer.weight.data
-        self._weight = pack_weight(weight.contiguous(), exponents_of(layer, weight), parts=parts)
+        self._weight = self._packed(layer, layer.weight.data)
         release_weight(layer)
+
+    def packed_parameters(self, layer: Any) -> dict[str, PackedParameter]:
+        """As in `PacksWeights`."""
+        return {"weight": PackedParameter(is_read=False)}
+
+    def pack_again(self, layer: Any, name: str, part: int, rows: torch.Tensor) -> None:
+        """As in `PacksWeights`."""
+        assert self._weight is not None
+        replace_packed_weight(self._weight, self._packed(layer, rows))
+
+    def _packed(self, layer: Any, weight: torch.Tensor) -> PackedWeight:
+        parts = layer.tp_size if isinstance(layer, RowParallelLinear) else 1
+        return pack_weight(weight.contiguous(), exponents_of(layer, weight), parts=parts)
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return the layer's product (``LinearMethodBase.apply``).
@@ -87,10 +99,21 @@ class PortableEmbeddingMethod(UnquantizedEmbeddingMethod):
     def process_weights_after_loading(self, layer: Any) -> None:
         """Pack the table of a head."""
         if self._is_head:
-            weight = layer.weight.data
-            self._weight = pack_weight(weight.contiguous(), exponents_of(layer, weight))
+            self._weight = self._packed(layer, layer.weight.data)
             if not self._is_looked_up:
                 release_weight(layer)
+
+    def packed_parameters(self, layer: Any) -> dict[str, PackedParameter]:
+        """As in `PacksWeights`."""
+        return {"weight": PackedParameter(is_read=self._is_looked_up)} if self._is_head else {}
+
+    def pack_again(self, layer: Any, name: str, part: int, rows: torch.Tensor) -> None:
+        """As in `PacksWeights`."""
+        assert self._weight is not None
+        replace_packed_weight(self._weight, self._packed(layer, rows))
+
+    def _packed(self, layer: Any, weight: torch.Tensor) -> PackedWeight:
+        return pack_weight(weight.contiguous(), exponents_of(layer, weight))
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Return logits, float32 [..., vocabulary of this rank], of x [..., hidden_size].
@@ -104,6 +127,12 @@ class PortableEmbeddingMethod(UnquantizedEmbeddingMethod):
                 "a ParallelLMHead nor a tied input embedding. Leave the flag out."
             )
         return portable_product(x, self._weight, bias, dtype=torch.float32)
+
+
+def replace_packed_weight(old: PackedWeight, new: PackedWeight) -> None:
+    """Write a packed weight into the memory of another one of the same layer."""
+    replace_packed(old.packed, new.packed)
+    replace_packed(old.exponents, new.exponents)
 
 
 def release_weight(layer: Any, name: str = "weight") -> None:

@@ -1,20 +1,22 @@
-"""Names the package without which vLLM cannot import a model.
+"""Names the package without which vLLM cannot import a model, or prepare its inputs.
 
 vLLM looks into the code of a model in another process, and says no more than that it failed. The
 CPU target has no torchvision, which Transformers' processors of pictures need, so this is common.
+Some models import them only when the first picture, of the start's own, is prepared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from vllm.fork.model_config import config_of
 from vllm.platforms import current_platform
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig
+    from vllm.config import ModelConfig, VllmConfig
     from vllm.engine.arg_utils import EngineArgs
 
 _FAILED = "failed to be inspected"
@@ -34,13 +36,43 @@ def naming_missing_packages(create: Callable[[EngineArgs], ModelConfig]) -> Call
             missing = _missing_package(args) if _FAILED in str(error) else None
             if missing is None:
                 raise
-            architecture, package = missing
-            raise ValueError(
-                f"{architecture} needs the package {package}, which is not installed: "
-                f"{_how_to_install(package)}."
-            ) from None
+            raise ValueError(_sentence(*missing)) from None
 
     return create_or_say_why
+
+
+def check_input_packages(vllm_config: VllmConfig) -> None:
+    """Prepare a picture if torchvision is missing, as the engine does at its start, to say so.
+
+    Raises:
+        ValueError: names the package that the model's inputs need.
+    """
+    from vllm.multimodal import MULTIMODAL_REGISTRY
+    from vllm.multimodal.encoder_budget import MultiModalBudget
+
+    config = vllm_config.model_config
+    if find_spec("torchvision") is not None or not config.supports_multimodal_inputs:
+        return
+    try:
+        MultiModalBudget(vllm_config, MULTIMODAL_REGISTRY, enable_cache=False)
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, ModuleNotFoundError):
+            cause = cause.__cause__
+        if cause is not None and cause.name is not None:
+            raise ValueError(_sentence(config.architecture, _package_of(cause.name))) from None
+        # Not for want of a package: the engine says it at the same place.
+
+
+def _sentence(architecture: str, package: str) -> str:
+    return (
+        f"{architecture} needs the package {package}, which is not installed: "
+        f"{_how_to_install(package)}."
+    )
+
+
+def _package_of(module: str) -> str:
+    return module.partition(".")[0]
 
 
 def _missing_package(args: EngineArgs) -> tuple[str, str] | None:
@@ -54,7 +86,7 @@ def _missing_package(args: EngineArgs) -> tuple[str, str] | None:
                 registered.load_model_cls()
         except ModuleNotFoundError as error:
             if error.name is not None:
-                return architecture, error.name.partition(".")[0]
+                return architecture, _package_of(error.name)
         except Exception:
             continue  # not for want of a package: what vLLM has logged says more
     return None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from vllm.hf_numerics.attn_implementation import attn_implementation
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
@@ -20,13 +22,19 @@ class ExactLoader(BaseModelLoader):
     def download_model(self, model_config: ModelConfig) -> None:
         """Transformers downloads what it loads."""
 
-    def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
-        """Refuse: weights come with the model.
+    def load_weights(self, model: Any, model_config: ModelConfig) -> None:
+        """Load the weights of a checkpoint into a model (``BaseModelLoader.load_weights``)."""
+        model.load_weights(self.get_all_weights(model_config, model))
 
-        Raises:
-            NotImplementedError: always.
+    def get_all_weights(
+        self, model_config: ModelConfig, model: nn.Module
+    ) -> Generator[tuple[str, torch.Tensor], None, None]:
+        """Yield a checkpoint's weights by the names that Transformers' model has for them.
+
+        Transformers reads, merges and renames what is in the files, so that the whole of them is in
+        memory meanwhile.
         """
-        raise NotImplementedError('hf_compat="exact" does not replace the weights of a model.')
+        yield from self._from_pretrained(model_config).state_dict().items()
 
     def load_model(
         self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = ""
@@ -34,10 +42,14 @@ class ExactLoader(BaseModelLoader):
         """Return the model (``BaseModelLoader.load_model``)."""
         from vllm.hf_exact.model import ExactModel
 
+        model = self._from_pretrained(model_config)
+        return ExactModel(model.to(vllm_config.device_config.device).eval(), vllm_config).eval()
+
+    def _from_pretrained(self, model_config: ModelConfig) -> PreTrainedModel:
         arguments: dict[str, Any] = {}
         if implementation := attn_implementation(model_config):
             arguments["attn_implementation"] = implementation
-        model = AutoModelForCausalLM.from_pretrained(
+        return AutoModelForCausalLM.from_pretrained(
             model_config.model,
             revision=model_config.revision,
             code_revision=model_config.code_revision,
@@ -46,4 +58,3 @@ class ExactLoader(BaseModelLoader):
             dtype=model_config.dtype,
             **arguments,
         )
-        return ExactModel(model.to(vllm_config.device_config.device).eval(), vllm_config).eval()

@@ -9,6 +9,7 @@ with others only where that leaves every bit as it is.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,6 +25,7 @@ from vllm.hf_exact.grouped_decode import GroupedDecode, can_group
 from vllm.hf_exact.kv_pages import StepMetadata
 from vllm.hf_exact.self_check import equal_group_sizes
 from vllm.logger import init_logger
+from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -84,6 +86,26 @@ class ExactModel(nn.Module):
             )
         else:
             logger.warning('hf_compat="exact": %s is computed one request at a time.', name)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Replace weights, all or some, by the names of Transformers' model.
+
+        Args:
+            weights: names and tensors.
+
+        Returns:
+            the names.
+
+        Raises:
+            KeyError: a name is not the model's.
+            AssertionError: a shape is not the model's.
+        """
+        own = self.model.state_dict(keep_vars=True)
+        loaded = set()
+        for name, tensor in weights:
+            getattr(own[name], "weight_loader", default_weight_loader)(own[name], tensor)
+            loaded.add(f"model.{name}")
+        return loaded
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Return embeddings [num_tokens, hidden_size] (``VllmModel.embed_input_ids``)."""

@@ -17,6 +17,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from vllm.fork.experts import ExpertsMethod, Router
+from vllm.fork.live_weights.packed import ReadsWeights
 from vllm.hf_numerics.requests import query_starts, runs
 from vllm.hf_numerics.single_row_experts import PLAIN_MIXTURES, RowExperts
 from vllm.hf_numerics.single_row_products import with_parameters
@@ -59,7 +60,7 @@ class HFRouter(Router):
         return weights, indices
 
 
-class HFExpertsMethod(ExpertsMethod):
+class HFExpertsMethod(ReadsWeights, ExpertsMethod):
     """Computes experts as Transformers' module does, with the weights as they were loaded.
 
     Args:

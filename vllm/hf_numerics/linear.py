@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
+from vllm.fork.live_weights.packed import ReadsWeights
 from vllm.hf_numerics.requests import query_starts, runs
 from vllm.hf_numerics.single_row_products import Product, RowPlan, RowsApart, conv1d
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
@@ -28,7 +29,7 @@ _CONV1D = {"gpt2"}
 """Models of vLLM whose projections are ``Conv1D`` in Transformers."""
 
 
-class HFLinearMethod(UnquantizedLinearMethod):
+class HFLinearMethod(ReadsWeights, UnquantizedLinearMethod):
     """vLLM's method without packed weights: they stay as loaded.
 
     Source: ``torch.nn.Linear.forward``. Other platforms than CPU do so anyway.
@@ -43,7 +44,7 @@ class HFLinearMethod(UnquantizedLinearMethod):
             layer.cpu_linear = partial(linear_by_request, rows_apart(layer))
 
 
-class HFConv1DMethod(UnquantizedLinearMethod):
+class HFConv1DMethod(ReadsWeights, UnquantizedLinearMethod):
     """The products of ``transformers.pytorch_utils.Conv1D``, whose weights are stored the other way
     round, which gives them another kernel.
     """
@@ -64,7 +65,7 @@ class HFConv1DMethod(UnquantizedLinearMethod):
         layer.cpu_linear = product
 
 
-class HFEmbeddingMethod(UnquantizedEmbeddingMethod):
+class HFEmbeddingMethod(ReadsWeights, UnquantizedEmbeddingMethod):
     """The same for the output embedding, whose packed copy vLLM keeps beside the weight.
 
     Hugging Face computes the logits of one position, whatever the request.

@@ -16,6 +16,8 @@ import torch
 from torch import nn
 
 from vllm import envs
+from vllm.fork.live_weights.packed import PackedParameter, PacksWeights
+from vllm.fork.live_weights.upstream_layers import pack_kernel_again, packing_of
 from vllm.logger import init_logger
 from vllm.model_executor.determinism.batch_invariant import linear_batch_invariant
 from vllm.model_executor.layers.linear import (
@@ -161,6 +163,32 @@ class SplitLinearMethod(UnquantizedLinearMethod):
             self._whole.process_weights_after_loading(layer)
         elif current_platform.is_cpu():
             self._pack(layer, self._sizes)
+
+    def packed_parameters(self, layer: Any) -> dict[str, PackedParameter]:
+        """As in `PacksWeights`; each part by itself."""
+        if self._sizes is None:
+            whole = self._packing_of_whole()
+            return {} if whole is None else whole.packed_parameters(layer)
+        if self._packed is None or layer.weight.numel():
+            return {}  # the parts are views of the parameter
+        packed = {"weight": PackedParameter(is_read=False, sizes=self._sizes)}
+        if self._packed[0].bias is not None:
+            packed["bias"] = PackedParameter(is_read=True, sizes=self._sizes)
+        return packed
+
+    def pack_again(self, layer: Any, name: str, part: int, rows: torch.Tensor) -> None:
+        """As in `PacksWeights`."""
+        if self._packed is None:
+            whole = self._packing_of_whole()
+            assert whole is not None
+            whole.pack_again(layer, name, part, rows)
+        elif name == "bias":
+            self._packed[part].bias.data.copy_(rows)  # a view of the layer's, or in float32
+        else:
+            pack_kernel_again(self._packed[part], rows)
+
+    def _packing_of_whole(self) -> PacksWeights | None:
+        return packing_of(SimpleNamespace(quant_method=self._whole))
 
     def _pack(self, layer: Any, sizes: list[int]) -> None:
         biases = [None] * len(sizes) if layer.bias is None else layer.bias.data.split(sizes)

@@ -1,5 +1,10 @@
 """``vllm.v1.engine.core``: what is asked of a running engine."""
 
-from vllm.fork.weight_updates import check_sleep
+from vllm.fork.live_weights.engine import (
+    check_weights,
+    noticing_new_adapters,
+    noticing_new_weights,
+)
+from vllm.fork.live_weights.install import check_sleep
 
-__all__ = ["check_sleep"]
+__all__ = ["check_sleep", "check_weights", "noticing_new_adapters", "noticing_new_weights"]

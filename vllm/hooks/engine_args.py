@@ -10,10 +10,10 @@ from vllm.fork.compiler import do_without_compiler
 from vllm.fork.decode_graphs import normalise_compilation_config
 from vllm.fork.flag_values import FlagValue
 from vllm.fork.flags import ForkFlags, add_cli_args
-from vllm.fork.missing_packages import naming_missing_packages
+from vllm.fork.live_weights.install import check_weight_transfer
+from vllm.fork.missing_packages import check_input_packages, naming_missing_packages
 from vllm.fork.ray_on_cpus import use_ray_on_cpus
 from vllm.fork.system_libraries import check_system_libraries
-from vllm.fork.weight_updates import check_weight_transfer
 from vllm.hf_compat.engine_config import use_hf_semantics
 from vllm.hf_numerics import engine_args as hf_numerics
 from vllm.hf_numerics.float16 import with_hf_float16
@@ -55,12 +55,13 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
 
 def prepare_engine_config(vllm_config: VllmConfig) -> None:
     """Check that hf_compat can be honoured, and make HF's defaults the engine's; without flags
-    nothing but `use_ray_on_cpus`.
+    nothing but `use_ray_on_cpus` and `check_input_packages`.
 
     Raises:
         ValueError: the configuration asks for something that hf_compat cannot answer like HF,
-            or with other bits and ``hf_compat="strict"``.
+            or with other bits and ``hf_compat="strict"``, or inputs need a missing package.
     """
+    check_input_packages(vllm_config)
     if ForkFlags.of(vllm_config).hf_compat:
         use_hf_semantics(vllm_config)
         note_settings(vllm_config)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from vllm.deterministic.check import check_portable_runner
 from vllm.fork.cpu_memory import fitting_cpu_memory, fitting_kv_cache
 from vllm.fork.flags import ForkFlags
+from vllm.fork.live_weights.install import let_weights_change
 from vllm.fork.pipeline import make_pipeline_buffers
-from vllm.fork.weight_updates import refuse_weight_updates
 from vllm.parity_report.report import log_report, worker_rows
 
 if TYPE_CHECKING:
@@ -18,9 +18,9 @@ __all__ = ["check_runner", "fitting_cpu_memory", "fitting_kv_cache", "worker_row
 
 
 def check_runner(runner: GPUModelRunner) -> None:
-    """Check the device's bits and the model's operations in deterministic mode, refuse changes of
-    the weights with each flag that does not go with them, and log with hf_compat which layers have
-    Hugging Face's bits; without flags nothing but `make_pipeline_buffers`.
+    """Check the device's bits and the model's operations in deterministic mode, let the weights
+    change, and log with hf_compat which layers have Hugging Face's bits; without flags nothing but
+    `make_pipeline_buffers`, and on CPUs `let_weights_change`.
 
     Raises:
         ValueError: see `check_portable_runner`.
@@ -28,6 +28,6 @@ def check_runner(runner: GPUModelRunner) -> None:
     """
     if ForkFlags.of(runner.vllm_config).is_portable:
         check_portable_runner(runner)
-    refuse_weight_updates(runner)
+    let_weights_change(runner)
     make_pipeline_buffers(runner)
     log_report(runner)

@@ -8,13 +8,14 @@ import torch
 from torch import nn
 
 from vllm.deterministic.equalisation import exponents_of_columns, exponents_of_rows
-from vllm.deterministic.linear import release_weight, sums_of_ranks
+from vllm.deterministic.linear import release_weight, replace_packed_weight, sums_of_ranks
 from vllm.deterministic.mixtures.experts import PackedExperts, in_parts, weighted_sums
 from vllm.deterministic.mixtures.routing import portable_router
 from vllm.deterministic.refusal import refusal
 from vllm.fork.experts import ExpertsMethod
+from vllm.fork.live_weights.packed import PackedParameter
 from vllm.fork_ops.portable_functions import Function
-from vllm.fork_ops.portable_product import pack_weight, sum_partials
+from vllm.fork_ops.portable_product import PackedWeight, pack_weight, sum_partials
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
@@ -45,18 +46,34 @@ class PortableExpertsMethod(ExpertsMethod):
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Pack the weights of each expert; as many bytes as they had, and 0.8 % more."""
-        weights = layer.w13_weight.data
-        exponents = exponents_of_rows(weights, self._num_ranks)
-        gate_up = [pack_weight(*pair) for pair in zip(weights, exponents, strict=True)]
+        gate_up = self._packed("w13_weight", layer.w13_weight.data)
         release_weight(layer, "w13_weight")
-        weights = layer.w2_weight.data
-        exponents = exponents_of_columns(weights, self._num_ranks, self.moe.tp_rank)
-        down = [
-            pack_weight(*pair, parts=self._num_ranks)
-            for pair in zip(weights, exponents, strict=True)
-        ]
+        down = self._packed("w2_weight", layer.w2_weight.data)
         release_weight(layer, "w2_weight")
         self._experts = PackedExperts(gate_up, down, self._function)
+
+    def packed_parameters(self, layer: Any) -> dict[str, PackedParameter]:
+        """As in `PacksWeights`; each expert by itself."""
+        assert self._experts is not None
+        each = PackedParameter(is_read=False, sizes=[1] * len(self._experts.down))
+        return {"w13_weight": each, "w2_weight": each}
+
+    def pack_again(self, layer: Any, name: str, part: int, rows: torch.Tensor) -> None:
+        """As in `PacksWeights`."""
+        assert self._experts is not None
+        old = self._experts.gate_up if name == "w13_weight" else self._experts.down
+        replace_packed_weight(old[part], self._packed(name, rows)[0])
+
+    def _packed(self, name: str, weights: torch.Tensor) -> list[PackedWeight]:
+        """Pack weights of some experts, [experts, out_features, in_features]."""
+        if name == "w13_weight":
+            exponents = exponents_of_rows(weights, self._num_ranks)
+            parts = 1
+        else:
+            exponents = exponents_of_columns(weights, self._num_ranks, self.moe.tp_rank)
+            parts = self._num_ranks
+        pairs = zip(weights, exponents, strict=True)
+        return [pack_weight(*pair, parts=parts) for pair in pairs]
 
     def weighted_sums(
         self, x: torch.Tensor, weights: torch.Tensor, indices: torch.Tensor
