@@ -16,22 +16,61 @@ The arithmetic is specified in ``docs/numerics``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
 
-__all__ = ["NUMERICS_VERSION", "attach"]
+__all__ = ["NUMERICS_VERSION", "attach", "token_log_probs"]
 
 NUMERICS_VERSION = 1
 """Of the arithmetic in ``docs/numerics``: another one gives other bits."""
 
 
-def attach(model: PreTrainedModel, *, max_length: int | None = None) -> PreTrainedModel:
+def attach(
+    model: PreTrainedModel, *, max_length: int | None = None, training: bool = False
+) -> PreTrainedModel:
     """Put the kernels of deterministic mode under a Transformers model, in place.
 
-    See :func:`.attached.model.attach_kernels`, which this calls.
+    Args:
+        model: see :func:`.attached.model.attach_kernels`, which this calls, or with
+            ``training=True`` :func:`.attached.trained.model.attach_for_training`.
+        max_length: likewise.
+        training: whether the model is to be trained. Its parameters stay then, and logits have
+            gradients; the packed weights are memory on top.
     """
+    if training:
+        from .attached.trained.model import attach_for_training
+
+        return attach_for_training(model, max_length=max_length)
     from .attached.model import attach_kernels
 
     return attach_kernels(model, max_length=max_length)
+
+
+def token_log_probs(
+    model: Any,
+    input_ids: torch.Tensor,
+    *,
+    attention_mask: torch.Tensor | None = None,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    logits_to_keep: int | None = None,
+) -> torch.Tensor:
+    """Return the log-probabilities of tokens, digit for digit the engine's, with gradients.
+
+    See :func:`.attached.trained.log_probs.log_probs_of_tokens`, which this calls.
+    """
+    from .attached.trained.log_probs import log_probs_of_tokens
+
+    return log_probs_of_tokens(
+        model,
+        input_ids,
+        attention_mask=attention_mask,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        logits_to_keep=logits_to_keep,
+    )

@@ -6,6 +6,7 @@ batch into the kernel's integers.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,6 +24,9 @@ from .layout import BLOCK_TOKENS, Layout, make_layout
 NAME = "vllm_deterministic"
 """Of the attention implementation (``config._attn_implementation``)."""
 
+NAME_IN_TRAINING = "vllm_deterministic_training"
+"""Of that of models that are attached to be trained."""
+
 _KNOWN_TENSORS = ("position_ids", "cache_position")
 
 
@@ -30,6 +34,15 @@ def register_attention() -> None:
     """Make the implementation known to Transformers."""
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, make_layout)
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How a layer scores keys: the scale of scores, the window and the cap, 0 for none of these."""
+
+    scale: float
+    window: int
+    soft_cap: float
 
 
 def attend(
@@ -62,37 +75,63 @@ def attend(
     Raises:
         ValueError: something is asked for that has no portable form.
     """
-    layout = _checked(module, attention_mask, key.shape[2], sliding_window, others)
+    if module.training:
+        raise refusal(type(module).__name__, "it is in training mode: call eval()")
+    layout = checked_layout(module, attention_mask, key.shape[2], sliding_window, others)
+    scoring = scoring_of(module, query, scaling, sliding_window, softcap)
+    return attended(query, key, value, layout, scoring), None
+
+
+def scoring_of(
+    module: Any,
+    query: torch.Tensor,
+    scaling: float | None,
+    sliding_window: int | None,
+    softcap: float | None,
+) -> Scoring:
+    """Return how a layer scores, of the arguments of `attend`."""
+    scale = getattr(module, "portable_scaling", scaling)
+    return Scoring(
+        query.shape[-1] ** -0.5 if scale is None else scale, sliding_window or 0, softcap or 0.0
+    )
+
+
+def attended(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout, scoring: Scoring
+) -> torch.Tensor:
+    """Return the result of `attend`, of arguments that were checked."""
     cache = _integer_cache(key, value, layout)
     queries = query.transpose(1, 2).flatten(0, 1)
     if layout.query_rows is not None:
         queries = queries[layout.query_rows]
-    scale = getattr(module, "portable_scaling", scaling)
     result = portable_attention(
         *(queries.contiguous(), cache, layout.pages, layout.query_starts, layout.lengths),
-        scale=query.shape[-1] ** -0.5 if scale is None else scale,
-        window=sliding_window or 0,
-        soft_cap=softcap or 0.0,
+        scale=scoring.scale,
+        window=scoring.window,
+        soft_cap=scoring.soft_cap,
     )
     if layout.query_rows is not None:
         tokens = result
         result = tokens.new_zeros(query.shape[0] * query.shape[2], *tokens.shape[1:])
         result[layout.query_rows] = tokens
-    return result.view(query.shape[0], query.shape[2], *result.shape[1:]), None
+    return result.view(query.shape[0], query.shape[2], *result.shape[1:])
 
 
-def _checked(
+def checked_layout(
     module: Any,
     layout: Layout | torch.Tensor | None,
     num_keys: int,
     window: int | None,
     others: dict[str, Any],
 ) -> Layout:
+    """Return `layout`, if what `attend` was called with has a portable form.
+
+    Raises:
+        ValueError: it has none.
+    """
     name = type(module).__name__
     if not isinstance(layout, Layout):
         raise refusal("this attention_mask", "only 2D masks with padding on the left are specified")
-    if module.training:
-        raise refusal(name, "it is in training mode: call eval()")
     if not getattr(module, "is_causal", True) or others.get("is_causal") is False:
         raise refusal(name, "only causal attention is specified")
     if others.get("output_attentions"):

@@ -13,6 +13,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts, Qw
 from vllm.deterministic.equalisation import exponents_of_columns, exponents_of_rows
 from vllm.deterministic.mixtures.experts import PackedExperts, in_parts, weighted_sums
 from vllm.deterministic.mixtures.routing import route
+from vllm.fork_ops.portable_functions import Function
 from vllm.fork_ops.portable_product import PackedWeight, pack_weight
 
 from .activation import function_of
@@ -76,18 +77,43 @@ class PortableExperts(nn.Module):
 
 def portable_experts(module: Any) -> nn.Module | None:
     """Return the portable form of a mixture's experts or of its router; None if it is neither."""
-    if type(module) in _ROUTERS:
-        is_renormalised = getattr(module, "norm_topk_prob", True)  # Mixtral knows no other way
-        return PortableTopKRouter(pack_together([module])[0], module.top_k, is_renormalised)
-    if type(module) not in _EXPERTS or (function := function_of(module.act_fn)) is None:
+    if is_router(module):
+        packed = pack_together([module])[0]
+        return PortableTopKRouter(packed, module.top_k, renormalises(module))
+    if (function := function_of_experts(module)) is None:
         return None
-    gate_up, down = module.gate_up_proj.data, module.down_proj.data
-    experts = PackedExperts(
+    packed = pack_experts(module.gate_up_proj.data, module.down_proj.data)
+    return PortableExperts(PackedExperts(*packed, function))
+
+
+def is_router(module: nn.Module) -> bool:
+    """Return whether a module is a router of a mixture of experts that is known."""
+    return type(module) in _ROUTERS
+
+
+def renormalises(router: nn.Module) -> bool:
+    """Return whether the weights of a token's experts add up to 1."""
+    return bool(getattr(router, "norm_topk_prob", True))  # Mixtral knows no other way
+
+
+def function_of_experts(module: Any) -> Function | None:
+    """Return the activation of a mixture's experts; None if `module` is none that are known."""
+    return function_of(module.act_fn) if type(module) in _EXPERTS else None
+
+
+def pack_experts(
+    gate_up: torch.Tensor, down: torch.Tensor
+) -> tuple[list[PackedWeight], list[PackedWeight]]:
+    """Pack the weights of experts.
+
+    Args:
+        gate_up: [experts, 2 * intermediate_size, hidden_size], the gates first.
+        down: [experts, hidden_size, intermediate_size].
+    """
+    return (
         _pack_each(gate_up, exponents_of_rows(gate_up, num_ranks=1)),
         _pack_each(down, exponents_of_columns(down, num_ranks=1, rank=0)),
-        function,
     )
-    return PortableExperts(experts)
 
 
 def _pack_each(weights: torch.Tensor, exponents: torch.Tensor) -> list[PackedWeight]:

@@ -35,6 +35,7 @@ class Layout:
         lengths: int32 [batch], tokens so far.
         query_starts: int32 [batch + 1], the first query of each sequence.
         query_rows: int64, which of the batch * num_queries queries are tokens; None for all.
+        is_query: bool [batch, num_queries], the same.
     """
 
     def __init__(
@@ -55,13 +56,42 @@ class Layout:
         lengths = last_column - padding
         self._place(columns, (first_column - padding).clamp(min=0), lengths)
         self.lengths = lengths.to(device, torch.int32)
+        self._key_positions = columns
         self._query_positions = columns[:, num_keys - num_queries :]
         is_token = self._query_positions >= 0
+        self.is_query = is_token.to(device)
         counts = is_token.sum(1)
         self.query_starts = _after_zero(counts.cumsum(0)).to(device, torch.int32)
         rows = None if is_token.all() else is_token.flatten().nonzero().flatten()
         self.query_rows = None if rows is None else rows.to(device)
         self._has_checked_positions = False
+        self._masks: dict[int, torch.Tensor | None] = {}
+
+    def mask(self, window: int) -> torch.Tensor | None:
+        """Return which keys the queries see, for implementations of attention that need a mask.
+
+        Args:
+            window: how many tokens a query sees, itself included; 0 for all before it.
+
+        Returns:
+            bool [batch, 1, num_queries, num_keys], in which padding sees itself; None where all
+            queries see all keys up to their own, of which there are as many.
+        """
+        if window not in self._masks:
+            self._masks[window] = self._make_mask(window)
+        return self._masks[window]
+
+    def _make_mask(self, window: int) -> torch.Tensor | None:
+        is_whole = self.query_rows is None and self.num_queries == self.num_keys
+        if is_whole and not 0 < window < self.num_keys:
+            return None
+        queries, keys = self._query_positions[:, :, None], self._key_positions[:, None]
+        seen = (keys <= queries) & (keys >= 0) & (queries >= 0)
+        if window:
+            seen &= keys > queries - window
+        columns = torch.arange(self.num_keys)
+        own = columns[-self.num_queries :, None] == columns
+        return (seen | (own & (queries < 0)))[:, None].to(self._device)
 
     def _place(self, positions: torch.Tensor, first: torch.Tensor, lengths: torch.Tensor) -> None:
         """Give each sequence blocks of its own, for the positions that its keys have."""

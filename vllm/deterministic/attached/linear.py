@@ -71,7 +71,11 @@ class PortableHead(PortableLinear):
 
 def pack_together(layers: Sequence[Any]) -> list[PackedWeight]:
     """Pack the weights of layers that share their input (see `matrix`), equalised as one."""
-    weights = [matrix(layer) for layer in layers]
+    return pack_matrices([matrix(layer) for layer in layers])
+
+
+def pack_matrices(weights: Sequence[torch.Tensor]) -> list[PackedWeight]:
+    """Pack weights, [out_features, in_features] and contiguous, that share their input."""
     statistics = channel_statistics(weights[0])
     for weight in weights[1:]:
         statistics = statistics + channel_statistics(weight)

@@ -25,7 +25,7 @@ from .rotary import portable_rotary, use_rotations
 from .support import check_model
 from .training import refuse_changes
 
-_TOGETHER = ("q_proj", "k_proj", "v_proj")
+TOGETHER = ("q_proj", "k_proj", "v_proj")
 """Layers of one input, which vLLM has as one matrix; gates are `portable_gated_mlp`'s."""
 
 _HOLDERS = (nn.Embedding, PortableLinear, PortableLayerNorm, PortableRMSNorm)
@@ -91,10 +91,16 @@ def _replace_head(model: Any) -> None:
     if type(head) is not nn.Linear:
         return
     name = next(name for name, module in model.named_modules() if module is head)
-    cap = getattr(model.config, "final_logit_softcapping", None)
-    if cap is not None:
-        model.config.final_logit_softcapping = None
+    cap = take_cap(model.config)
     put_module(model, name, PortableHead(pack_together([head])[0], head.bias, cap))
+
+
+def take_cap(config: Any) -> float | None:
+    """Return the cap of logits, which the head applies from now on, and not the model's code."""
+    cap = getattr(config, "final_logit_softcapping", None)
+    if cap is not None:
+        config.final_logit_softcapping = None
+    return cap
 
 
 def _replace_linear_layers(model: nn.Module) -> None:
@@ -105,17 +111,17 @@ def _replace_linear_layers(model: nn.Module) -> None:
             if type(layer) in (nn.Linear, Conv1D)
         }
         while layers:
-            names = [name for name in _TOGETHER if all(one in layers for one in _TOGETHER)]
+            names = [name for name in TOGETHER if all(one in layers for one in TOGETHER)]
             names = names or [next(iter(layers))]
             group = [layers.pop(name) for name in names]
             for name, layer, weight in zip(names, group, pack_together(group), strict=True):
                 bias: Any = layer.bias
                 setattr(parent, name, PortableLinear(weight, bias))
         if isinstance(parent, OPTAttention):
-            _scale_in_kernel(parent)
+            scale_in_kernel(parent)
 
 
-def _scale_in_kernel(attention: Any) -> None:
+def scale_in_kernel(attention: Any) -> None:
     """Scale OPT's scores, not its queries, which would be rounded once more."""
     attention.portable_scaling, attention.scaling = attention.scaling, 1.0
 

@@ -5,14 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers.models.opt.modeling_opt import OPTDecoder
 
 from vllm.deterministic.fusion import fused_products
 from vllm.deterministic.guard import only_exact_operations_of
 
+_DRAWS = {OPTDecoder: ("aten::rand",)}
+"""What is drawn in training mode to be compared with a rate of dropout, which is 0."""
+
 
 @torch.no_grad()
-def rehearse(model: Any) -> None:
+def rehearse(model: Any, *, with_cache: bool = True) -> None:
     """Run a batch with padding, and one more token with the cache, with exact operations only.
+
+    Args:
+        model: is attached.
+        with_cache: False leaves the second part out.
 
     Raises:
         InexactOperationError: the model calls another one; the sentence names it and the module.
@@ -21,8 +29,10 @@ def rehearse(model: Any) -> None:
         [[[0, 1, 1], [1, 1, 1]], [[0, 1, 2], [2, 1, 0]], [[0, 0, 1], [0, 1, 2]]],
         device=model.device,
     )
-    with fused_products(model.device), only_exact_operations_of(model):
-        done = model(ids, attention_mask=mask, position_ids=positions, use_cache=True)
+    with fused_products(model.device), only_exact_operations_of(model, also_in=_DRAWS):
+        done = model(ids, attention_mask=mask, position_ids=positions, use_cache=with_cache)
+        if not with_cache:
+            return
         model(
             ids[:, :1],
             attention_mask=torch.cat((mask, mask[:, 1:2]), dim=1),

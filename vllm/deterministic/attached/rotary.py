@@ -52,7 +52,12 @@ class PortableRotaryEmbedding(nn.Module):
     Args:
         frequencies: for each type of layers, None if there is but one: float32 [h] and a scale.
         limit: how many positions there may be; None for any number.
+
+    Attributes:
+        rotation: the class of rotations.
     """
+
+    rotation: type[Rotation] = Rotation
 
     def __init__(
         self, frequencies: dict[str | None, tuple[torch.Tensor, float]], limit: int | None
@@ -77,7 +82,7 @@ class PortableRotaryEmbedding(nn.Module):
         """
         positions = position_ids.expand(x.shape[0], -1).flatten().contiguous()
         table = self._table(layer_type, int(positions.max()) + 1, positions.device)
-        rotation = Rotation(positions, table)
+        rotation = self.rotation(positions, table)
         return rotation, rotation
 
     def _table(self, layer_type: str | None, positions: int, device: torch.device) -> torch.Tensor:
@@ -96,9 +101,18 @@ class PortableRotaryEmbedding(nn.Module):
 
 
 def portable_rotary(
-    name: str, module: Any, max_length: int | None
+    name: str,
+    module: Any,
+    max_length: int | None,
+    form: type[PortableRotaryEmbedding] = PortableRotaryEmbedding,
 ) -> PortableRotaryEmbedding | None:
     """Return the portable form of a rotary module; None if `module` is none.
+
+    Args:
+        name: of the module.
+        module: any.
+        max_length: of the longest sequence; None for what the configuration says.
+        form: which one.
 
     Raises:
         ValueError: it is one, of a type or with frequencies that have no portable form.
@@ -117,7 +131,7 @@ def portable_rotary(
         expected = _stock_frequencies(module, kind, layer_type, longest)
         if expected.shape != frequencies.shape or difference(expected, frequencies) > 1e-5:
             raise refusal(name, "its frequencies are not those of its configuration")
-    return PortableRotaryEmbedding(found, _limit(kinds, longest, config.max_position_embeddings))
+    return form(found, _limit(kinds, longest, config.max_position_embeddings))
 
 
 def _limit(kinds: list[str], longest: int, configured: int) -> int | None:

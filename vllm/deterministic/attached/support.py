@@ -11,11 +11,15 @@ from vllm.fork_ops import library
 from vllm.fork_ops.portable_product import has_kernels
 
 from ..refusal import attach_refusal as refusal
-from .attention import NAME
+from .attention import NAME, NAME_IN_TRAINING
 
 
-def check_model(model: Any) -> None:
+def check_model(model: Any, *, training: bool = False) -> None:
     """Refuse what has no portable form as a whole.
+
+    Args:
+        model: to be attached.
+        training: whether it is to be trained.
 
     Raises:
         TypeError: `model` is no ``PreTrainedModel``.
@@ -24,15 +28,25 @@ def check_model(model: Any) -> None:
         RuntimeError: the compiled operators are not there.
     """
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"attach takes a PreTrainedModel of Transformers, not {type(model)}.")
+        order = " Attach the model first, and then call get_peft_model." if training else ""
+        raise TypeError(
+            f"attach takes a PreTrainedModel of Transformers, not {type(model)}.{order}"
+        )
+    if training and any(type(one).__module__.startswith("peft.") for one in model.modules()):
+        raise refusal(
+            type(model).__name__,
+            "PEFT has put adapters on it: attach the model first, and then call get_peft_model",
+        )
     if not library.load():
         raise RuntimeError("deterministic mode needs the fork's compiled operators.")
     name = type(model).__name__
-    if model.config._attn_implementation == NAME:
+    if model.config._attn_implementation in (NAME, NAME_IN_TRAINING):
         raise refusal(name, "it already has the kernels")
-    if model.training:
+    if model.training and not training:
         raise refusal(
-            name, "it is in training mode, and the kernels have no gradients: call eval()"
+            name,
+            "it is in training mode, and the kernels have no gradients: call eval(), or "
+            "attach(model, training=True)",
         )
     if getattr(model, "hf_quantizer", None) is not None or hasattr(
         model.config, "quantization_config"

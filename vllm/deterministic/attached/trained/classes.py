@@ -1,0 +1,42 @@
+"""Gives a module another forward and leaves it what it is.
+
+A layer that PEFT, an optimizer or a checkpoint of Transformers looks for must still be found, by
+its class, its name and its parameters. So a module is not replaced: its class is changed to a
+subclass, as ``torch.nn.utils.parametrize`` does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+__all__ = ["Form", "become"]
+
+
+class Form:
+    """The portable forward of a module, mixed into the module's own class."""
+
+
+_CLASSES: dict[tuple[type[Form], type[nn.Module]], type[nn.Module]] = {}
+"""Those that were made."""
+
+
+def become(module: nn.Module, form: type[Form], **attributes: Any) -> None:
+    """Change the class of a module to that of a form on top of its own.
+
+    Args:
+        module: changed in place; a module that has a form already is left alone.
+        form: goes before the module's own class.
+        attributes: that the form reads.
+    """
+    if not isinstance(module, Form):
+        module.__dict__.update(attributes)
+        module.__class__ = _class_of(form, type(module))
+
+
+def _class_of(form: type[Form], own: type[nn.Module]) -> type[nn.Module]:
+    if (form, own) not in _CLASSES:
+        members = {"__module__": own.__module__, "__qualname__": own.__qualname__}
+        _CLASSES[form, own] = type(own.__name__, (form, own), members)
+    return _CLASSES[form, own]

@@ -1,0 +1,42 @@
+"""Refuses modules with parameters that have no portable forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from ...refusal import attach_refusal as refusal
+from .adapters import TrainedLora
+from .classes import Form
+from .following import Following
+
+__all__ = ["check_holders"]
+
+
+def check_holders(model: nn.Module) -> None:
+    """Refuse a model in which something else holds parameters, or is shared with a copy.
+
+    Raises:
+        ValueError: there is such a module; the sentence names it.
+    """
+    modules = {id(module) for module in model.modules()}
+    of_adapters: set[int] = set()
+    for name, module in model.named_modules():
+        if isinstance(module, TrainedLora):
+            parts = (*module.lora_A.modules(), *module.lora_B.modules())
+            of_adapters.update(id(part) for part in parts)
+        if isinstance(module, Form):
+            _check_sources(name, vars(module).values(), modules)
+            continue
+        is_known = isinstance(module, nn.Embedding) or id(module) in of_adapters
+        if module._parameters and not is_known:
+            raise refusal(f"{name} ({type(module).__name__})", "it is not specified")
+
+
+def _check_sources(name: str, values: Iterable[Any], modules: set[int]) -> None:
+    for following in values:
+        sources = following.sources if isinstance(following, Following) else ()
+        if any(id(owner) not in modules for owner, _ in sources):
+            raise refusal(name, "it is a copy of a layer that shares its input with others")
