@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlavaConfig
+from transformers import AutoTokenizer, LlavaConfig, PaliGemmaConfig, SiglipImageProcessor
 
+from tests.engines import MODEL
 from vllm.engine.arg_utils import EngineArgs
 from vllm.fork.missing_packages import naming_missing_packages
 from vllm.model_executor.models.registry import ModelRegistry
@@ -32,6 +33,20 @@ def test_torchvision(args: EngineArgs) -> None:
     )
     with pytest.raises(ValueError, match=sentence):
         args.create_engine_config()
+
+
+def test_torchvision_that_is_imported_with_the_first_picture(tmp_path: Path) -> None:
+    """vLLM's code of PaliGemma is importable without it."""
+    config = PaliGemmaConfig(architectures=["PaliGemmaForConditionalGeneration"])
+    config.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(MODEL).save_pretrained(tmp_path)
+    SiglipImageProcessor(image_seq_length=256).save_pretrained(tmp_path)
+    sentence = "^PaliGemmaForConditionalGeneration needs the package torchvision, which is not ins"
+    args = EngineArgs(str(tmp_path), max_model_len=512)
+    with pytest.raises(ValueError, match=sentence):
+        args.create_engine_config()
+    args.limit_mm_per_prompt = {"image": 0}
+    args.create_engine_config()
 
 
 def test_another_package(args: EngineArgs, monkeypatch: pytest.MonkeyPatch) -> None:

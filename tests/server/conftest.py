@@ -56,15 +56,16 @@ class Server:
     log: Path
 
 
-def start_server(folder: Path, *flags: str) -> Server:
+def start_server(folder: Path, *flags: str, **variables: str) -> Server:
     """Start to serve the bundled model as ``tiny``; the log is in `folder`."""
     return start_command(
         ["vllm", "serve", str(MODEL), "--served-model-name", "tiny", "--host", "127.0.0.1", *flags],
         folder,
+        **variables,
     )
 
 
-def start_command(words: list[str], folder: Path) -> Server:
+def start_command(words: list[str], folder: Path, **variables: str) -> Server:
     """Start ``vllm serve MODEL ...``, small unless it says more, in the repository's folder."""
     port, log = free_port(), folder / "log"
     small = ["--max-model-len", "2048", "--enforce-eager", "--kv-cache-memory-bytes", str(1 << 28)]
@@ -72,7 +73,7 @@ def start_command(words: list[str], folder: Path) -> Server:
         process = subprocess.Popen(
             [*words[:3], "--port", str(port), *small, *words[3:]],
             cwd=ROOT,
-            env=ENVIRONMENT,
+            env={**ENVIRONMENT, **variables},
             stdout=output,
             stderr=output,
         )

@@ -65,6 +65,7 @@ _OTHER_VARIABLES = (
     "VLLM_FORK_LIBRARY",
     "VLLM_FORK_OTHER_BITS",
 )
+_decided: dict[str, FlagValue] = {}
 _WORDS = {"1": True, "true": True, "0": False, "false": False}
 
 
@@ -96,7 +97,7 @@ def check_flag(name: str, value: object) -> FlagValue:
 def given_or_variable(name: str, given: FlagValue | None) -> FlagValue | None:
     """Return the value of an argument, or that of the flag's variable if there is no argument.
 
-    A line of the log says once that a variable has decided.
+    `log_decisions` says that a variable has decided.
 
     Args:
         name: of the flag.
@@ -117,8 +118,17 @@ def given_or_variable(name: str, given: FlagValue | None) -> FlagValue | None:
         raise ValueError(
             f"{VARIABLES[name]}={text!r} is not a value of this variable; use one of {accepted}."
         )
-    logger.info_once(
-        "%s=%r, as the environment variable %s says: no argument says otherwise.",
-        name, value, VARIABLES[name],
-    )  # fmt: skip
+    _decided[name] = value
     return value
+
+
+def log_decisions() -> None:
+    """Say once of each flag that a variable has decided it in this process.
+
+    Flags are read before vLLM has set up its log, on a command line for one.
+    """
+    for name, value in _decided.items():
+        logger.info_once(
+            "%s=%r, as the environment variable %s says: no argument says otherwise.",
+            name, value, VARIABLES[name],
+        )  # fmt: skip

@@ -8,7 +8,7 @@ from vllm.deterministic import engine_args as deterministic
 from vllm.fork.attention_backend import check_attention_backend
 from vllm.fork.compiler import do_without_compiler
 from vllm.fork.decode_graphs import normalise_compilation_config
-from vllm.fork.flag_values import FlagValue
+from vllm.fork.flag_values import FlagValue, log_decisions
 from vllm.fork.flags import ForkFlags, add_cli_args
 from vllm.fork.live_weights.install import check_weight_transfer
 from vllm.fork.missing_packages import check_input_packages, naming_missing_packages
@@ -61,6 +61,7 @@ def prepare_engine_config(vllm_config: VllmConfig) -> None:
         ValueError: the configuration asks for something that hf_compat cannot answer like HF,
             or with other bits and ``hf_compat="strict"``, or inputs need a missing package.
     """
+    log_decisions()
     check_input_packages(vllm_config)
     if ForkFlags.of(vllm_config).hf_compat:
         use_hf_semantics(vllm_config)
