@@ -68,7 +68,7 @@ demo: plan $(INSTALLED)
 
 # Tests that start, install and compile more than they compute, two files at a time, the longest
 # first; all others have the machine for themselves. Threads that wait leave their core to others.
-TWO_AT_A_TIME := $(addprefix tests/,docs scale_out bulk receipts fork upstream parity distribution kernels \
+TWO_AT_A_TIME := $(addprefix tests/,docs scale_out live_weights bulk receipts fork upstream parity distribution kernels \
 	models benchmarks structure)
 test: plan dev
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \

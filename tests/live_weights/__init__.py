@@ -1,0 +1,1 @@
+"""Weights that change in a running engine."""
