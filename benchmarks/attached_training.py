@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -122,11 +121,18 @@ def run_side(side: str, name: str, rows: str, tokens: str) -> None:
     """Print the peak memory of this process, in bytes, above what it held before its model."""
     import vllm.deterministic.attached.trained.model  # noqa: F401  # of both sides
 
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = most_memory()
     trainer = Trainer(make_model(name, side))
     for _ in range(2):
         trainer.step(tokens_of(int(rows), int(tokens)))
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+    print(most_memory() - before)
+
+
+def most_memory() -> int:
+    """Return the most bytes that this process has held; ``getrusage`` counts its parent's, too."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (peak,) = (line.split()[1] for line in lines if line.startswith("VmHWM:"))
+    return int(peak) * 1024
 
 
 def show(results: list[Result], memory: dict[str, int], largest: str, title: str) -> None:
