@@ -70,7 +70,7 @@ def test_logprobs_of_answers_and_prompts_are_the_engines(
     model = attach(bundled_model(torch.bfloat16), training=True).train()
     outputs = outputs_of(engine, **sampling)
     rows = rows_of(outputs)
-    arguments = {"attention_mask": rows["attention_mask"]}
+    arguments: dict[str, Any] = {"attention_mask": rows["attention_mask"]}
     found = token_log_probs(model, rows["input_ids"], **arguments, **sampling)
     raw = token_log_probs(model, rows["input_ids"], **arguments)
     assert found.requires_grad

@@ -90,7 +90,8 @@ def test_attention_has_the_gradient_of_its_formula(
         torch.randn(shape, generator=generator).bfloat16().requires_grad_() for shape in shapes
     ]
     layout = Layout(torch.tensor([0, padding]), 0, 30, 30, window or 30)
-    result = attention(*inputs, layout, Scoring(0.25, window, soft_cap))
+    one, two, three = inputs
+    result = attention(one, two, three, layout, Scoring(0.25, window, soft_cap))
     factors = torch.randn(result.shape, generator=generator)
     found = torch.autograd.grad((result * factors).sum(), inputs)
     query, key, value = wide = [one.detach().double().requires_grad_() for one in inputs]
@@ -105,8 +106,8 @@ def test_attention_has_the_gradient_of_its_formula(
     weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
     expected = (weights @ value.repeat_interleave(2, 1)).transpose(1, 2) * factors
     expected[1, :padding] = 0
-    for one, other in zip(found, torch.autograd.grad(expected.sum(), wide), strict=True):
-        assert (one - other).norm() < 0.01 * other.norm()
+    for ours, exact in zip(found, torch.autograd.grad(expected.sum(), wide), strict=True):
+        assert (ours - exact).norm() < 0.01 * exact.norm()
     assert not found[0][1, :, :padding].any()
 
 

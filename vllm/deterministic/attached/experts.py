@@ -78,8 +78,8 @@ class PortableExperts(nn.Module):
 def portable_experts(module: Any) -> nn.Module | None:
     """Return the portable form of a mixture's experts or of its router; None if it is neither."""
     if is_router(module):
-        packed = pack_together([module])[0]
-        return PortableTopKRouter(packed, module.top_k, renormalises(module))
+        weight = pack_together([module])[0]
+        return PortableTopKRouter(weight, module.top_k, renormalises(module))
     if (function := function_of_experts(module)) is None:
         return None
     packed = pack_experts(module.gate_up_proj.data, module.down_proj.data)
