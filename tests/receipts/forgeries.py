@@ -44,7 +44,7 @@ class Forgery:
     """
 
     receipt: Receipt
-    text: str
+    text: Any
     differs: str
 
 
@@ -72,6 +72,15 @@ def token(rng: random.Random, honest: Honest, receipt: Receipt) -> str:
 def token_with_its_link(rng: random.Random, honest: Honest, receipt: Receipt) -> str:
     token(rng, honest, receipt)
     made_anew(receipt, honest.logits)
+    return "tokens"
+
+
+def no_token(rng: random.Random, honest: Honest, receipt: Receipt) -> str:
+    """An id that the model has no logits for."""
+    i = rng.randrange(len(receipt["output"]))
+    receipt["output"][i] = rng.choice((4096, 4100, (1 << 32) - 1))
+    if rng.random() < 0.5:
+        made_anew(receipt, honest.logits)
     return "tokens"
 
 
@@ -196,9 +205,9 @@ def text(rng: random.Random, honest: Honest, receipt: Receipt) -> str:
 
 
 FORGERS: tuple[Forger, ...] = (
-    token, token_with_its_link, swapped, cut, cut_as_if_stopped, longer, seed, seed_made_anew,
-    parameter, prompt, prompt_made_anew, weights, name, flags, link, chain_too_short, seal, ending,
-    version, field, text,
+    token, token_with_its_link, no_token, swapped, cut, cut_as_if_stopped, longer, seed,
+    seed_made_anew, parameter, prompt, prompt_made_anew, weights, name, flags, link,
+    chain_too_short, seal, ending, version, field, text,
 )  # fmt: skip
 
 
@@ -208,4 +217,5 @@ def forge(rng: random.Random, honest: list[Honest], number: int) -> Forgery:
     receipt: Any = copy.deepcopy(one.receipt)
     forger = FORGERS[number % len(FORGERS)]
     differs = forger(rng, one, receipt)
-    return Forgery(receipt, one.text + " " if forger is text else one.text, differs)
+    forged = rng.choice((one.text + " ", "import evil; " + one.text, one.text[1:], 5, ["x"]))
+    return Forgery(receipt, forged if forger is text else one.text, differs)

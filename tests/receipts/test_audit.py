@@ -75,7 +75,7 @@ def auditor(honest: list[Honest]) -> Iterator[LLM]:
 
 
 def as_claims(honest: list[Honest]) -> list[Claim]:
-    return [Claim(f"answer {i}", one.receipt, text=one.text) for i, one in enumerate(honest)]
+    return [Claim(f"answer {i}", one.receipt, texts=(one.text,)) for i, one in enumerate(honest)]
 
 
 def test_answers_are_what_their_receipts_say(auditor: LLM, honest: list[Honest]) -> None:
@@ -111,6 +111,9 @@ NONSENSE: list[dict[str, Any]] = [
     {"vllm": {"temperature": "hot"}},
     {"vllm": {"structured_outputs": {"regex": "("}}},
     {"vllm": {"stop": [1]}},
+    {"vllm": {"_bad_words_token_ids": [[]]}},
+    {"vllm": {"_bad_words_token_ids": [[4096]]}},
+    {"vllm": {"_all_stop_token_ids": [1 << 31]}},
 ]
 
 
@@ -143,7 +146,7 @@ def test_forgeries_are_found(auditor: LLM, honest: list[Honest]) -> None:
         except ValueError as error:
             problem = str(error)
         receipt = None if problem else forgery.receipt
-        claims.append(Claim(str(i), receipt, problem, forgery.text))
+        claims.append(Claim(str(i), receipt, problem, (forgery.text,)))
     verdicts = list(audit(auditor, claims))
     assert [one.differs for one in verdicts] == [forgery.differs for forgery in forgeries]
     assert min(Counter(i % len(FORGERS) for i in range(NUM_FORGERIES)).values()) >= 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from tests.engines import MODEL
 from tests.server.conftest import ENVIRONMENT
+from vllm.receipts.cli import printable
 
 SMALL = ["--kv-cache-memory-bytes", str(1 << 28)]
 ENGINE = [
@@ -47,22 +49,38 @@ def test_answers_of_bulk(lines: list[str], tmp_path: Path) -> None:
     answers = [json.loads(line) for line in lines]
     assert "sampling without a seed" in answers[2]["error"]["message"]
     answers[4]["response"]["body"]["choices"][0]["text"] += "!"
+    hidden, foreign, first = (copy.deepcopy(answers[0]) for _ in range(3))
+    hidden |= {"error": {}}
+    hidden["response"]["body"]["choices"][0]["token_ids"] = [1]
+    receipt = foreign["response"]["body"]["choices"][0]["receipt"]
+    receipt["x\nline 2: equal\x1b[8m"] = 1
+    # A first receipt that is not what was sealed chooses no engine.
+    first["response"]["body"]["choices"][0]["receipt"]["flags"]["dtype"] = "float16"
     file = tmp_path / "answers.jsonl"
     torn = lines[0][: len(lines[0]) // 2]
-    file.write_text("\n".join([*map(json.dumps, answers), torn]))
+    rows = [first, *answers[1:], answers[0], hidden, foreign]
+    file.write_text("\n".join([*map(json.dumps, rows), torn]))
     done = run("audit", str(file), "--json", *SMALL)
     assert done.returncode == 1, done.stderr
     assert done.stdout, done.stderr
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(one["place"], one["differs"]) for one in found] == [
-        ("line 1, answer 1", ""),
+        ("line 1, answer 1", "flags"),
         ("line 2, answer 1", ""),
         ("line 2, answer 2", ""),
         ("line 4, answer 1", "receipt"),
         ("line 5, answer 1", "text"),
-        ("line 6", "receipt"),
+        ("line 6, answer 1", ""),
+        ("line 7, answer 1", "text"),
+        ("line 8, answer 1", "receipt"),
+        ("line 9", "receipt"),
     ]
-    assert "6 audited: 3 equal, 3 differ (2 by receipt, 1 by text)" in done.stderr
+    counts = "9 audited: 3 equal, 6 differ (1 by flags, 3 by receipt, 2 by text); 1 rows without"
+    assert counts in done.stderr
+
+
+def test_a_line_of_output_is_one_line() -> None:
+    assert printable("x\nline 2: equal\x1b[8m \udc00 é") == r"x\nline 2: equal\x1b[8m \udc00 é"
 
 
 @pytest.mark.parametrize(

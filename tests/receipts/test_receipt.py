@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import re
 import struct
 from typing import Any
@@ -121,4 +122,29 @@ def test_lines_without_a_receipt(tmp_path: Any, line: str, problem: str) -> None
 def test_rows_with_an_error_claim_nothing(tmp_path: Any) -> None:
     file = tmp_path / "answers.jsonl"
     file.write_text('{"id": "bulk-0", "response": {"body": {}}, "error": {"message": "no"}}\n')
-    assert not list(claims_of(file))
+    (claim,) = claims_of(file)
+    assert not claim.has_answer
+    file.write_text('{"response": {"body": {"choices": [{"text": "a"}]}}, "error": {}}\n')
+    (claim,) = claims_of(file)
+    assert claim.has_answer
+
+
+def test_a_pipe_is_not_read_twice(tmp_path: Any) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="is no regular file"):
+        next(claims_of(tmp_path / "pipe"))
+
+
+def test_texts_beside_a_receipt_count_all(tmp_path: Any) -> None:
+    file = tmp_path / "answers.jsonl"
+    choices = [
+        {"receipt": 1, "text": "a", "message": {"content": "b"}},
+        {"receipt": 1, "text": ["a"], "message": {}},
+        {"receipt": 1, "text": "a", "message": "b"},
+        {"receipt": 1, "text": "a", "message": {"tool_calls": [{}], "content": "b"}},
+    ]
+    file.write_text(json.dumps({"choices": choices}))
+    found = [(one.texts, one.is_parsed) for one in claims_of(file)]
+    assert found == [
+        (("a", "b"), False), ((["a"],), False), (("a", "b"), False), (("a",), True)
+    ]  # fmt: skip

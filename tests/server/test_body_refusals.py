@@ -26,6 +26,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"stop_strings": ["a"] * 65}, "number of stop_strings .* at most 64, .* --max-stop-strings"),
     ({"stop_strings": "a" * 1025}, "length of stop_strings .* 1024, .* --max-stop-string-length"),
     ({"vllm_xargs": {"kv_transfer_params": "x"}}, "send it as the field kv_transfer_params"),
+    ({"stream_interval": 1 << 70}, "stream_interval is a number of more than 64 bits"),
     ({"vllm_xargs": {"pickled": "x"}}, "vllm_xargs.pickled is not for clients"),
     ({"vllm_xargs": {"hf_compat": "x"}}, "vllm_xargs.hf_compat is not for clients"),
     ({"exponential_decay_length_penalty": [-(2**63), 1.5]}, "OverflowError"),
@@ -203,6 +204,17 @@ def test_too_many_lists_and_objects(server: str, path: str, fields: dict[str, An
     assert status == 400
     assert "at most 16384 lists and objects" in answer["error"]["message"]
     assert "--max-body-parts" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["kv_transfer_params", "chat_template_kwargs", "vllm_xargs"])
+def test_lists_and_objects_in_each_other(server: str, name: str) -> None:
+    """What pickles them for a worker would end the engine."""
+    value: Any = 1
+    for _ in range(500):
+        value = {"a": value}
+    status, answer = post(f"{server}/v1/completions", {"model": "tiny", "prompt": "x", name: value})
+    assert status == 400
+    assert "at most 128 lists and objects in each other" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize(

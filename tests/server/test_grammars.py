@@ -26,6 +26,11 @@ HOSTILE: list[tuple[str, dict[str, Any], str]] = [
         "longer than a grammar may, since it is ambiguous",
     ),
     (
+        "completions",
+        {"structured_outputs": {"json": {"properties": {"a": {"$ref": "other.json#/x"}}}}},
+        "refers to 'other.json#/x', which nobody fetches",
+    ),
+    (
         "responses",
         {
             "text": {

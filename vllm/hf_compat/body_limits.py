@@ -21,6 +21,9 @@ TOKENS = (*SEQUENCES, "suppress_tokens", "begin_suppress_tokens", "eos_token_id"
 NGRAMS = ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size")
 
 _NAMES_OF_A_PART = 8
+_MOST_DEPTH = 128
+"""Of lists and objects: what pickles a body for the workers goes down with each."""
+_MOST_BITS = 64
 _TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
 
 
@@ -35,6 +38,9 @@ def check_body(body: Mapping[str, Any], flags: ServerFlags) -> None:
         VLLMValidationError: names the field, the limit and its flag, or what to do instead.
     """
     check_limits(body, flags)
+    for name, value in body.items():
+        if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+            raise VLLMValidationError(f"{name} is a number of more than {_MOST_BITS} bits.")
     _at_most("the number of answers", _num_answers(body), flags, "max_requests")
     _check_extra_args("vllm_xargs", body.get("vllm_xargs"))
     params = body.get("sampling_params")  # of /inference/v1/generate
@@ -82,7 +88,8 @@ def check_object(body: Any) -> None:
 
 
 def check_structure(body: Any, flags: ServerFlags) -> None:
-    """Refuse a body with more lists and objects than a limit, or with eight times as many names.
+    """Refuse a body with more lists and objects than a limit, with eight times as many names, or
+    with too many in each other.
 
     Numbers and texts, such as the tokens of a prompt, do not count.
 
@@ -91,19 +98,25 @@ def check_structure(body: Any, flags: ServerFlags) -> None:
         flags: of the server.
 
     Raises:
-        VLLMValidationError: names the limit and its flag.
+        VLLMValidationError: names the limit, and its flag if it has one.
     """
-    limit, containers, names = flags.max_body_parts, 0, 0
-    waiting = [body]
-    while waiting and containers <= limit and names <= _NAMES_OF_A_PART * limit:
-        one = waiting.pop()
-        if isinstance(one, dict):
-            containers += 1
-            names += len(one)
-            waiting.extend(value for value in one.values() if isinstance(value, dict | list))
-        elif isinstance(one, list):
-            containers += 1
-            waiting.extend(value for value in one if isinstance(value, dict | list))
+    limit, containers, names, depth = flags.max_body_parts, 0, 0, 0
+    layer = [one for one in (body,) if isinstance(one, dict | list)]
+    while layer and containers <= limit and names <= _NAMES_OF_A_PART * limit:
+        containers += sum(isinstance(one, dict | list) for one in layer)
+        names += sum(len(one) for one in layer if isinstance(one, dict))
+        layer = [
+            value
+            for one in layer
+            for value in (one.values() if isinstance(one, dict) else one)
+            if isinstance(value, dict | list)
+        ]
+        depth += 1
+        if depth > _MOST_DEPTH:
+            raise VLLMValidationError(
+                f"The body may have at most {_MOST_DEPTH} lists and objects in each other, and has "
+                "more: send a flatter one."
+            )
     parts = max(containers, -(-names // _NAMES_OF_A_PART))
     if parts > limit:
         raise VLLMValidationError(

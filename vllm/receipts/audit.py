@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from functools import partial
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
+from vllm.fork.flags import ForkFlags
 from vllm.hf_compat.answers import HFOutput
 from vllm.receipts import verdict
 from vllm.receipts.file import Claim
@@ -52,7 +54,7 @@ def audit(llm: LLM, claims: Iterable[Claim]) -> Iterator[Verdict]:
     """
     rest = iter(claims)
     while chunk := list(islice(rest, _AT_ONCE)):
-        found = [verdict.of_form(claim) for claim in chunk]
+        found = [verdict.of_form(claim) or _of_size(llm, claim) for claim in chunk]
         open_ones = [claim for claim, one in zip(chunk, found, strict=True) if one is None]
         answers = iter(_computed(llm, open_ones))
         for one in found:
@@ -64,7 +66,7 @@ def _computed(llm: LLM, claims: Sequence[Claim]) -> list[Verdict]:
     if not claims:
         return []
     try:
-        asked = [_request(claim) for claim in claims]
+        asked = [_request(llm, claim) for claim in claims]
         outputs = llm.generate(
             [prompt for prompt, _ in asked], [params for _, params in asked], use_tqdm=False
         )
@@ -74,21 +76,54 @@ def _computed(llm: LLM, claims: Sequence[Claim]) -> list[Verdict]:
         reason = str(error).rstrip(".")
         return [Verdict(claims[0].place, "parameters", f"it cannot be computed: {reason}")]
     return [
-        _verdict(claim, output.outputs[0]) for claim, output in zip(claims, outputs, strict=True)
+        _verdict(llm, claim, output.outputs[0])
+        for claim, output in zip(claims, outputs, strict=True)
     ]
 
 
-def _request(claim: Claim) -> tuple[dict[str, Any], Any]:
+def _of_size(llm: LLM, claim: Claim) -> Verdict | None:
+    """Return the verdict about a receipt whose links are not as long as those of the engine."""
+    assert claim.receipt is not None
+    own = ForkFlags.of(llm.llm_engine.vllm_config).receipt_bytes
+    size = len(chain_of(claim.receipt)[0])
+    if size == own:
+        return None
+    return Verdict(
+        claim.place,
+        "receipt",
+        f"it has {size} bytes for each token, and those of this audit have {own}: audit it with "
+        "others of its kind",
+    )
+
+
+def _request(llm: LLM, claim: Claim) -> tuple[dict[str, Any], Any]:
     """Return the prompt and the parameters of an answer that is computed again."""
     receipt = claim.receipt
     assert receipt is not None
-    params = params_from(receipt["parameters"], receipt["output"])
+    vocab_size = llm.model_config.get_vocab_size()
+    # What follows an id that is no token was not chosen by anything: it needs no logits.
+    possible = [*takewhile(lambda token: token < vocab_size, receipt["output"])]
+    params = params_from(receipt["parameters"], possible, vocab_size)
     return {"prompt_token_ids": receipt["prompt"]}, params
 
 
-def _verdict(claim: Claim, output: Any) -> Verdict:
+def _verdict(llm: LLM, claim: Claim, output: Any) -> Verdict:
     if not isinstance(output, HFOutput) or output.receipt is None:
         reason = output.stop_reason or output.finish_reason
         return Verdict(claim.place, "parameters", f"it cannot be computed: {reason}")
     assert output.logits_digests is not None
-    return verdict.of_answer(claim, output.receipt, output.logits_digests, output.text)
+    assert claim.receipt is not None
+    is_prompt = partial(_is_text_of, llm, claim.receipt["prompt"])
+    return verdict.of_answer(claim, output.receipt, output.logits_digests, output.text, is_prompt)
+
+
+def _is_text_of(llm: LLM, prompt: list[int], text: str) -> bool:
+    """Whether a prompt is that of a text, with or without special tokens at its beginning."""
+    tokenizer = llm.get_tokenizer()
+    return text in (
+        tokenizer.decode(prompt),
+        tokenizer.decode(prompt, skip_special_tokens=True),
+    ) or prompt in (
+        tokenizer.encode(text),
+        tokenizer.encode(text, add_special_tokens=False),
+    )

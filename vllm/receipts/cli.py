@@ -80,17 +80,28 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ValueError: an argument, or a file in which there is nothing to audit.
     """
+    from vllm.receipts import verdict
     from vllm.receipts.file import claims_of
 
     if not 0 < args.sample <= 1:
         raise ValueError(f"--sample={args.sample} is no share: give more than 0 and at most 1.")
     seed = args.sample_seed if args.sample_seed is not None else random.randrange(1 << 32)
-    first = next((one for one in claims_of(args.file) if one.receipt is not None), None)
+    first = next((one for one in claims_of(args.file) if verdict.of_form(one) is None), None)
     found: Counter[str] = Counter()
+    unanswered = 0
+
+    def answers() -> Iterator[Claim]:
+        nonlocal unanswered
+        for claim in claims_of(args.file):
+            unanswered += not claim.has_answer
+            if claim.has_answer:
+                yield claim
+
     begin = time.monotonic()
-    for one in _verdicts(args, first, _sampled(claims_of(args.file), args.sample, seed)):
+    for one in _verdicts(args, first, _sampled(answers(), args.sample, seed)):
         found[one.differs] += 1
-        print(json.dumps(asdict(one)) if args.json else f"{one.place}: {one.sentence}", flush=True)
+        line = json.dumps(asdict(one)) if args.json else printable(f"{one.place}: {one.sentence}")
+        print(line, flush=True)
     if not found:
         raise ValueError(
             f"{args.file} has no answers{'' if args.sample == 1 else ' in this sample'}."
@@ -99,10 +110,19 @@ def run(args: argparse.Namespace) -> int:
     others = ", ".join(f"{count} by {name}" for name, count in sorted(found.items()) if name)
     print(
         f"{found.total()} audited{share}: {found['']} equal, {found.total() - found['']} differ"
-        f"{f' ({others})' if others else ''}; {time.monotonic() - begin:.0f} s",
+        f"{f' ({others})' if others else ''}; "
+        f"{f'{unanswered} rows without an answer; ' if unanswered else ''}"
+        f"{time.monotonic() - begin:.0f} s",
         file=sys.stderr if args.json else sys.stdout,
     )
     return 0 if found.total() == found[""] else 1
+
+
+def printable(text: str) -> str:
+    """Return a text of one line without what moves or colours a terminal's; files have any."""
+    return "".join(
+        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
+    )
 
 
 def _sampled(claims: Iterable[Claim], share: float, seed: int) -> Iterator[Claim]:
@@ -114,7 +134,7 @@ def _sampled(claims: Iterable[Claim], share: float, seed: int) -> Iterator[Claim
 def _verdicts(
     args: argparse.Namespace, first: Claim | None, claims: Iterator[Claim]
 ) -> Iterator[Verdict]:
-    """Yield the verdicts; without any receipt there is no engine."""
+    """Yield the verdicts; without any receipt that could be true there is no engine."""
     from vllm.receipts import verdict
 
     if first is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,24 +39,33 @@ class Claim:
         place: the line, from 1, and which of its answers.
         receipt: of the form that receipts have; None if there is none.
         problem: why there is none.
-        text: of the answer, if it stands beside the receipt.
+        texts: of the answer, as they stand beside the receipt.
+        token_ids: likewise; None if there are none.
+        is_parsed: whether its text was taken apart, into tool calls or reasoning.
+        has_answer: whether it is an answer, and no row that got none.
     """
 
     place: str
     receipt: Receipt | None = None
     problem: str = ""
-    text: str | None = None
+    texts: tuple[Any, ...] = ()
+    token_ids: Any = None
+    is_parsed: bool = False
+    has_answer: bool = True
 
 
 def claims_of(file: Path) -> Iterator[Claim]:
-    """Yield the answers of a file, line by line.
+    """Yield the answers of a file, line by line, and the rows that got none.
 
     Args:
         file: each line an answer of the server's or of ``vllm bulk``, or a receipt.
 
     Raises:
         OSError: it cannot be read.
+        ValueError: it is no file that can be read twice.
     """
+    if file.exists() and not file.is_file():
+        raise ValueError(f"{file} is no regular file, and is read more than once: save it first.")
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
@@ -69,8 +78,6 @@ def _claims_of_line(line: bytes, place: str) -> Iterator[Claim]:
     except (ValueError, RecursionError):
         yield Claim(place, problem="it is not JSON")
         return
-    if isinstance(value, dict) and value.get("error") is not None:
-        return  # a row that got no answer
     body = value
     if isinstance(value, dict) and isinstance(value.get("response"), dict):
         body = value["response"].get("body")
@@ -78,32 +85,37 @@ def _claims_of_line(line: bytes, place: str) -> Iterator[Claim]:
     if isinstance(choices, list) and choices:
         for number, choice in enumerate(choices):
             yield _claim_of_choice(choice, f"{place}, answer {number + 1}")
+    elif isinstance(value, dict) and value.get("error") is not None:
+        yield Claim(place, problem="it got no answer", has_answer=False)
     else:
-        yield _claim(body, place, None)
+        yield _claim(body, place)
 
 
 def _claim_of_choice(choice: Any, place: str) -> Claim:
     if not isinstance(choice, dict) or "receipt" not in choice:
         return Claim(place, problem="it has no receipt")
-    return _claim(choice["receipt"], place, _text_of(choice))
-
-
-def _text_of(choice: dict[str, Any]) -> str | None:
-    """Return the text of an answer, as far as it is one piece of what the tokens say."""
     message = choice.get("message")
-    if not isinstance(message, dict):
-        return choice.get("text")
-    if message.get("tool_calls") or message.get("reasoning"):
-        return None
-    return message.get("content")
+    said = [choice.get("text")]
+    is_parsed = False
+    if isinstance(message, dict):
+        is_parsed = bool(message.get("tool_calls") or message.get("reasoning"))
+        said += [] if is_parsed else [message.get("content")]
+    elif message is not None:
+        said.append(message)  # which is none
+    return replace(
+        _claim(choice["receipt"], place),
+        texts=tuple(one for one in said if one is not None),
+        token_ids=choice.get("token_ids"),
+        is_parsed=is_parsed,
+    )
 
 
-def _claim(value: Any, place: str, text: str | None) -> Claim:
+def _claim(value: Any, place: str) -> Claim:
     try:
         check_form(value)
     except ValueError as error:
         return Claim(place, problem=f"it is no receipt ({error})")
-    return Claim(place, value, text=text)
+    return Claim(place, value)
 
 
 def check_form(value: Any) -> None:

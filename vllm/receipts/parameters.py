@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, fields
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -53,12 +54,13 @@ def parameters_of(params: SamplingParams) -> dict[str, Any]:
     return {"hf": hf, "vllm": {name: _in_order(value) for name, value in own.items()}}
 
 
-def params_from(parameters: dict[str, Any], tokens: list[int]) -> ResolvedParams:
+def params_from(parameters: dict[str, Any], tokens: list[int], vocab_size: int) -> ResolvedParams:
     """Return the parameters of a request that answers as the one of a receipt did.
 
     Args:
         parameters: of the receipt.
         tokens: that its answer has; one more shows whether it would have gone on.
+        vocab_size: of the model.
 
     Raises:
         VLLMValidationError: they are none.
@@ -67,6 +69,7 @@ def params_from(parameters: dict[str, Any], tokens: list[int]) -> ResolvedParams
         params = msgspec.convert(parameters["vllm"], ResolvedParams)
         request = msgspec.convert(parameters["hf"], HFRequest)
         _check(params, parameters["hf"], request)
+        _check_ids(params, vocab_size)
     except (TypeError, KeyError, ValueError, AttributeError, ArithmeticError) as error:
         raise VLLMValidationError(f"these are no parameters of a request ({error})") from None
     params.extra_args = {CLAIMED_KEY: tokens}
@@ -89,6 +92,21 @@ def _check(params: SamplingParams, said: dict[str, Any], request: HFRequest) -> 
         raise ValueError("max_tokens is missing")
     if not 0 <= request.row < request.num_rows <= _MOST_ROWS:
         raise ValueError(f"row {request.row} of {request.num_rows}")
+
+
+def _check_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Refuse ids that vLLM takes for granted, since it has found them itself.
+
+    Raises:
+        ValueError: says what is wrong.
+    """
+    words = params._bad_words_token_ids or []
+    if not all(words):
+        raise ValueError("a word of _bad_words_token_ids has no tokens")
+    eos = [] if params._eos_token_id is None else [params._eos_token_id]
+    for token in [*eos, *params._all_stop_token_ids, *chain.from_iterable(words)]:
+        if not 0 <= token < vocab_size:
+            raise ValueError(f"{token} is no token of the model")
 
 
 def _in_order(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from vllm.deterministic import NUMERICS_VERSION
@@ -60,7 +61,13 @@ def of_form(claim: Claim) -> Verdict | None:
     return None
 
 
-def of_answer(claim: Claim, again: Receipt, logits: list[bytes], text: str) -> Verdict:
+def of_answer(
+    claim: Claim,
+    again: Receipt,
+    logits: list[bytes],
+    text: str,
+    is_prompt: Callable[[str], bool],
+) -> Verdict:
     """Return the verdict about an answer that was computed again.
 
     Args:
@@ -68,6 +75,7 @@ def of_answer(claim: Claim, again: Receipt, logits: list[bytes], text: str) -> V
         again: the receipt of the answer that was computed.
         logits: the digest of each of its rows.
         text: of that answer.
+        is_prompt: whether a text is that of the prompt, which `echo` puts before.
     """
     receipt = claim.receipt
     assert receipt is not None
@@ -78,9 +86,24 @@ def of_answer(claim: Claim, again: Receipt, logits: list[bytes], text: str) -> V
     if found is not None:
         return found
     count = len(receipt["output"])
-    if claim.text is not None and not claim.text.endswith(text):  # `echo` puts the prompt before
-        return Verdict(claim.place, "text", "its text is not that of its tokens", None, count)
-    return Verdict(claim.place, "", f"equal, {count} tokens", None, count)
+    if sentence := _of_what_stands_beside(claim, text, is_prompt):
+        return Verdict(claim.place, "text", sentence, None, count)
+    not_read = "; its text was parsed, and is not compared" if claim.is_parsed else ""
+    return Verdict(claim.place, "", f"equal, {count} tokens{not_read}", None, count)
+
+
+def _of_what_stands_beside(claim: Claim, text: str, is_prompt: Callable[[str], bool]) -> str:
+    """Return what is wrong with texts and token ids beside a receipt; empty if nothing is."""
+    assert claim.receipt is not None
+    for said in claim.texts:
+        if not isinstance(said, str):
+            return f"its text is no text, but {said!r:.40}"
+        head = said.removesuffix(text)
+        if said != text and not (said.endswith(text) and is_prompt(head)):
+            return "its text is not that of its tokens"
+    if claim.token_ids is not None and claim.token_ids != claim.receipt["output"]:
+        return "its token_ids are not those of its receipt"
+    return ""
 
 
 def _difference(name: str, said: dict[str, object], found: dict[str, object]) -> str:

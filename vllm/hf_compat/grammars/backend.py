@@ -105,8 +105,8 @@ def _step_back() -> None:
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
-class LimitError(ValueError):
-    """A grammar is beyond the limits of a trial, whoever compiles it."""
+class RefusedError(ValueError):
+    """A grammar is beyond the limits of a trial, or says what nobody follows."""
 
 
 class GrammarBackend(StructuredOutputBackend):
@@ -139,7 +139,7 @@ class GrammarBackend(StructuredOutputBackend):
                 # Upstream counts the seconds of a regex by the clock, and a trial may have to wait.
                 self._get_xgrammar().compiler.check("compile_regex", (grammar_spec,), {})
             return WatchedGrammar(self._get_xgrammar().compile_grammar(*arguments))
-        except LimitError:
+        except RefusedError:
             raise
         except ValueError as error:
             if not self._may_use_guidance(request_type, grammar_spec):
@@ -198,6 +198,11 @@ def _check_xgrammar_supports(
             schema = json.loads(grammar_spec)
         except ValueError as error:
             raise ValueError(f"structured_outputs.json is no JSON: {error}.") from None
+        if (elsewhere := _reference_elsewhere(schema)) is not None:
+            raise RefusedError(
+                f"The JSON schema refers to {elsewhere!r:.80}, which nobody fetches: put what is "
+                "meant under $defs, and refer to #/$defs/..."
+            )
         if has_xgrammar_unsupported_json_features(schema):
             raise ValueError(
                 "The JSON schema has keywords, or combinations of them, that no structured outputs "
@@ -206,6 +211,25 @@ def _check_xgrammar_supports(
     elif request_type == StructuredOutputOptions.GRAMMAR and is_mistral_tokenizer(tokenizer):
         if tokenizer.is_tekken and grammar_is_likely_lark(grammar_spec):
             raise ValueError("xgrammar does not know Mistral's special tokens.")
+
+
+_EXAMPLES = {"const", "default", "enum", "examples"}
+"""Keywords of a schema whose values are no schemas."""
+
+
+def _reference_elsewhere(schema: Any) -> str | None:
+    """Return a ``$ref`` of a schema that is not to the schema itself; backends ignore those."""
+    waiting = [schema]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            reference = one.get("$ref")
+            if isinstance(reference, str) and not reference.startswith("#"):
+                return reference
+            waiting.extend(value for name, value in one.items() if name not in _EXAMPLES)
+        elif isinstance(one, list):
+            waiting.extend(one)
+    return None
 
 
 class _TriedCompiler:
@@ -239,7 +263,7 @@ class _TriedCompiler:
         """Try a grammar, unless it was tried before.
 
         Raises:
-            LimitError: it is beyond a limit.
+            RefusedError: it is beyond a limit.
             ValueError: xgrammar's reason against it.
         """
         key = hashlib.sha256(pickle.dumps((method, args, kwargs))).digest()
@@ -251,4 +275,4 @@ class _TriedCompiler:
         if (outcome := self._known[key]) is not None:
             reason, is_limit = outcome
             sentence = f"structured_outputs cannot be followed: {reason}."
-            raise LimitError(f"{sentence} {_LIMITS}") if is_limit else ValueError(sentence)
+            raise RefusedError(f"{sentence} {_LIMITS}") if is_limit else ValueError(sentence)
