@@ -166,7 +166,6 @@ CONFLICTS = [
     ("0010-lora-without-adapter-cpu.patch", "vllm/lora/ops/torch_ops/lora_ops.py", 35),
     ("0010-lora-without-adapter-cpu.patch", "vllm/lora/ops/torch_ops/lora_ops.py", 123),
     ("0012-processes.patch", "vllm/entrypoints/launchers/launcher.py", 21),
-    ("0012-processes.patch", "vllm/v1/engine/core.py", 51),
 ]
 
 
