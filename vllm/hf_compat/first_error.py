@@ -17,6 +17,7 @@ from pydantic_core import SchemaValidator
 
 from vllm.fork.server_flags import ServerFlags
 from vllm.hf_compat.body_limits import check_object, check_structure, check_text
+from vllm.hf_compat.text_limits import check_texts
 
 _LISTS = ("list", "tuple", "set", "frozenset")
 _NO_SCHEMAS = ("cls", "config", "default", "expected", "metadata", "serialization")
@@ -42,6 +43,7 @@ def bound_validation(route: APIRoute, flags: ServerFlags) -> None:
             else:
                 check_object(body)
             check_structure(body, flags)
+            check_texts(body, request.app.state)
             check_text(await request.body(), body)
         return await handle(request)
 
