@@ -41,7 +41,7 @@ DEV = [
     "mypy==1.18.*",
     *NVCC_PACKAGES,
 ]
-EVAL = ["lm_eval[hf]>=0.4.13"]  # for benchmarks/lm_eval_parity.py
+EVAL = ["lm_eval[hf]>=0.4.13", "matplotlib"]  # for benchmarks/lm_eval_parity.py, and plots
 OWN = ["rich"]
 # Of what upstream requires: hf_compat follows one release of generate(), see
 # vllm/fork/transformers_release.py.
