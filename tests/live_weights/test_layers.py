@@ -44,12 +44,16 @@ if not IS_LONG:
 
 def live_model(load: LoadModel, shape: str, mode: str) -> tuple[Any, Path]:
     model, folder = load(shape, **MODES[mode])
+    return with_live_weights(model, folder, mode), folder
+
+
+def with_live_weights(model: Any, folder: Path, mode: str) -> Any:
     config = engine_config(folder, **MODES[mode])
     runner: Any = SimpleNamespace(
         vllm_config=config, get_model=lambda: model, reload_weights=lambda: None
     )
     let_weights_change(runner)
-    return model, folder
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -247,3 +251,17 @@ def test_packed_weights_stay_where_they_are(
     assert len(before) == 5
     model.load_weights(new)
     assert places() == before
+
+
+@pytest.mark.parametrize("mode", ["none", "hf_compat-float32"])
+def test_what_is_not_known_stays_upstreams_or_is_refused(load_model: LoadModel, mode: str) -> None:
+    """Latent attention keeps products of its weights."""
+    model: Any
+    model, folder = load_model("deepseek-v2-lite", **MODES[mode])
+    loaders = [getattr(one, "weight_loader", None) for one in model.parameters()]
+    with_live_weights(model, folder, mode)
+    assert live_weights_of(model) is None
+    assert [getattr(one, "weight_loader", None) for one in model.parameters()] == loaders
+    if mode != "none":
+        with pytest.raises(ValueError, match=r"cannot be changed, since latent attention keeps"):
+            model.load_weights(tensors_of(folder))

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 State = tuple[int, str | None]
 """A version of the weights, and why there are no answers with them; None if there are."""
 
+_AS_LOADED: State = (0, None)
 _SEEN = "seen_weights"  # of an engine: the states of its workers
 
 
 def weights_state(worker: Any) -> State:
     """Return the state of the weights of a worker's model; called in the worker."""
     live = live_weights_of(worker.model_runner.get_model())
-    return (0, None) if live is None else (live.version, live.obstacle())
+    return _AS_LOADED if live is None else (live.version, live.obstacle())
 
 
 def noticing_new_weights(rpc: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,10 +41,13 @@ def noticing_new_weights(rpc: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(rpc)
     def call(core: EngineCore, *args: Any, **kwargs: Any) -> Any:
         try:
-            return rpc(core, *args, **kwargs)
-        finally:
+            result = rpc(core, *args, **kwargs)
+        except Exception:
             with suppress(Exception):  # of workers that have ended: the call has its own error
                 _notice(core)
+            raise
+        _notice(core)
+        return result
 
     return call
 
@@ -87,7 +91,7 @@ def _answer(core: EngineCore, request: EngineCoreRequest, reason: str) -> None:
 
 def _notice(core: EngineCore) -> None:
     states: list[State] = core.model_executor.collective_rpc(weights_state)
-    if states == getattr(core, _SEEN, None) or (not hasattr(core, _SEEN) and not any(states)):
+    if states == getattr(core, _SEEN, [_AS_LOADED] * len(states)):
         return
     setattr(core, _SEEN, states)
     if any(obstacle is not None for _, obstacle in states):

@@ -10,12 +10,15 @@ from vllm.fork.flags import ForkFlags
 from vllm.fork.live_weights.model import LiveWeights
 from vllm.fork.live_weights.registry import remember_live_weights
 from vllm.fork.live_weights.upstream_layers import UnknownPacking
+from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+logger = init_logger(__name__)
 
 _TRANSFERS = ("nccl", "ipc", "modelexpress")
 """Weight transfer engines that hand whole tensors to the model's loaders."""
@@ -82,7 +85,9 @@ def let_weights_change(runner: GPUModelRunner) -> None:
         model = runner.get_model()
         remember_live_weights(model, LiveWeights(model))
     except UnknownPacking as error:
-        if flags != ForkFlags():
+        if flags == ForkFlags():
+            logger.debug("New weights come upstream's way, since %s.", error)
+        else:
             _refuse(
                 runner,
                 f"the weights of an engine with {_named(flags)} cannot be changed, since {error}: "

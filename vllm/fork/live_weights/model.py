@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from vllm.fork.live_weights.packed import PackedParameter
+from vllm.fork.live_weights.packed import PackedParameter, PacksWeights
 from vllm.fork.live_weights.rehearsal import rehearse, without_numbers
 from vllm.fork.live_weights.staging import StagedParameter, stand_in
-from vllm.fork.live_weights.upstream_layers import packing_of
+from vllm.fork.live_weights.upstream_layers import UnknownPacking, packing_of
 from vllm.fork.live_weights.writes import Coverage, Writes
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.model_executor.model_loader.reload.meta import to_meta_tensor
@@ -87,6 +87,8 @@ class LiveWeights:
     """
 
     def __init__(self, model: Any) -> None:
+        if not hasattr(model, "load_weights"):
+            raise UnknownPacking("the model has no load_weights")
         self.version = 0
         self._upstream_load: Callable[..., Any] = model.load_weights
         self._parameters: dict[int, LiveParameter] = {}
@@ -94,13 +96,22 @@ class LiveWeights:
         self._broken: str | None = None
         self._is_rehearsal = False
         self._version_at_begin = 0
-        for name, layer in model.named_modules():
-            self._take_over(name, layer)
+        if hasattr(model, "process_weights_after_loading"):
+            raise UnknownPacking("the model computes something of its weights")
+        layers = [(name, layer, packing_of(layer)) for name, layer in model.named_modules()]
+        packed = [{} if one is None else one.packed_parameters(layer) for _, layer, one in layers]
+        # Nothing was changed until here, so that upstream's way stays if a layer is not known.
+        for (name, layer, packing), own in zip(layers, packed, strict=True):
+            self._take_over(name, layer, packing, own)
         model.load_weights = self.load_weights
 
-    def _take_over(self, layer_name: str, layer: nn.Module) -> None:
-        packing = packing_of(layer)
-        packed = {} if packing is None else packing.packed_parameters(layer)
+    def _take_over(
+        self,
+        layer_name: str,
+        layer: nn.Module,
+        packing: PacksWeights | None,
+        packed: dict[str, PackedParameter],
+    ) -> None:
         for name in [one for one, param in layer._parameters.items() if param is not None]:
             live = self._parameters.get(id(layer._parameters[name]))
             if live is None:

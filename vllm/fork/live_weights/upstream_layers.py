@@ -33,6 +33,8 @@ def packing_of(layer: Any) -> PacksWeights | None:
     Raises:
         UnknownPacking: it has something that cannot be made anew.
     """
+    if hasattr(layer, "kv_b_proj") and hasattr(layer, "process_weights_after_loading"):
+        raise UnknownPacking("latent attention keeps products of its weights")
     method = getattr(layer, "quant_method", None)
     if isinstance(method, PacksWeights):
         return method
@@ -59,7 +61,7 @@ class LinearKernels:
         """As in `PacksWeights`."""
         if hasattr(layer, "_cpu_unpacked_conv_weight"):
             raise UnknownPacking("the weight of a convolution is packed")
-        if not _kept_by(layer.cpu_linear):
+        if not _kept_by(getattr(layer, "cpu_linear", None)):
             return {}
         return {"weight": PackedParameter(is_read=layer.weight.numel() > 0)}
 
@@ -121,11 +123,12 @@ def _replace(old: Any, new: Any) -> None:
         new.handler_tensor.copy_(pointer)
 
 
-def _kept_by(kernel: Callable[..., Any]) -> dict[str, Any]:
+def _kept_by(kernel: Callable[..., Any] | None) -> dict[str, Any]:
     """Return what a ``cpu_linear`` keeps of its weight, by the names it has there."""
-    if kernel is torch.nn.functional.linear or kernel.__closure__ is None:
+    cells_of_kernel = getattr(kernel, "__closure__", None)
+    if kernel is None or cells_of_kernel is None:
         return {}
-    cells = zip(kernel.__code__.co_freevars, kernel.__closure__, strict=True)
+    cells = zip(kernel.__code__.co_freevars, cells_of_kernel, strict=True)
     kept = {name: cell.cell_contents for name, cell in cells}
     return {
         name: value
