@@ -84,14 +84,6 @@ def unpack_text(wheel: Path, folder: Path) -> Path:
 
 
 def _unpack(wheel: Path, folder: Path, *, with_compiled: bool = True) -> Path:
-    """Unpack a wheel into `folder`, unless another process has done it meanwhile."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return folder if folder.exists() else _unpacked(wheel, folder, with_compiled)
-
-
-def _unpacked(wheel: Path, folder: Path, with_compiled: bool) -> Path:
     with replacing(folder) as partial, zipfile.ZipFile(wheel) as archive:
         for info in archive.infolist():
             if with_compiled or not is_compiled(info.filename):
