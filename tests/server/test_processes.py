@@ -87,6 +87,43 @@ def test_an_engine_without_its_server_ends(starting: Server) -> None:
     assert not alive
 
 
+def test_a_server_that_is_terminated_while_it_starts_ends(starting: Server) -> None:
+    """It waits for its engine then, and served once that was there."""
+    engine_of(starting)
+    time.sleep(1)  # until it waits
+    children = psutil.Process(starting.process.pid).children(recursive=True)
+    starting.process.send_signal(signal.SIGTERM)
+    starting.process.wait(START_LIMIT_S)
+    _, alive = psutil.wait_procs(children, timeout=LIMIT_S)
+    assert not alive
+    assert "startup complete" not in starting.log.read_text()
+
+
+def test_workers_without_their_engine_end_while_they_start(tmp_path: Path) -> None:
+    """They wait for each other then, and look for their engine only once they have a model."""
+    server = start_server(tmp_path, "--tensor-parallel-size", "2", "--dtype", "float32")
+    try:
+        workers = workers_of(server)
+        engine_of(server).kill()
+        _, alive = psutil.wait_procs(workers, timeout=LIMIT_S)
+        assert not alive
+        server.process.wait(LIMIT_S)
+    finally:
+        end(server.process)
+
+
+def workers_of(server: Server) -> list[psutil.Process]:
+    """Return the processes of two workers, as soon as one has begun."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline:
+        children = psutil.Process(server.process.pid).children(recursive=True)
+        if any("Worker" in child.name() for child in children):
+            engine = engine_of(server)
+            return [one for one in engine.children() if "tracker" not in " ".join(one.cmdline())]
+        time.sleep(0.1)
+    pytest.fail("the engine has no worker")
+
+
 def test_a_server_that_is_terminated_answers_what_it_was_asked(server: Server) -> None:
     """Within the drain time; it takes no more requests, and its end is no failure."""
     new_tokens = 1500
