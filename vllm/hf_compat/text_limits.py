@@ -27,14 +27,14 @@ def check_texts(body: Any, state: Any) -> None:
         VLLMValidationError: names the length and the limit, in characters.
     """
     client = getattr(state, "engine_client", None)
-    if client is None or not isinstance(body, dict):
+    longest = max(map(len, _texts(body)), default=0) if isinstance(body, dict) else 0
+    if client is None or not longest:
         return
     tokenizer = client.input_processor.tokenizer
     if tokenizer is None:
         return
     length = client.model_config.max_model_len
     limit = length * tokenizer.max_chars_per_token
-    longest = max(map(len, _texts(body)), default=0)
     if longest > limit:
         raise VLLMValidationError(
             f"A text of {longest} characters is longer than max_model_len={length} tokens, which "
