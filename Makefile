@@ -92,7 +92,7 @@ test-long: plan dev
 		tests/hf_compat/test_long_parameters.py \
 		tests/hf_compat/test_speculation.py tests/hf_compat/test_beams.py \
 		tests/server/test_fuzz.py tests/server/test_soak.py tests/server/test_stop_strings.py \
-		tests/hf_exact tests/hf_numerics \
+		tests/hf_exact tests/hf_numerics tests/live_weights \
 		tests/upstream
 
 # The documentation as a site, in build/site; docs-serve shows it, and follows edits.
