@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
@@ -71,7 +72,21 @@ def test_the_flag_changes_the_bodies_alone() -> None:
 
 
 @pytest.mark.parametrize("flag", ["--max-num-beams=8", "--no-strict-body"])
-def test_flags_of_bodies_are_refused_without_the_flag(flag: str) -> None:
-    with pytest.raises(ValueError, match="is about the bodies of --hf-compat: add that flag"):
+def test_flags_of_bodies_are_refused_without_the_flag(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the command line, before anything is loaded, and for an app of a program's own."""
+    with pytest.raises(SystemExit) as end:
         app_with(flag)
+    assert end.value.code == 2
+    assert "is about the bodies of --hf-compat: add that flag" in capsys.readouterr().err
     app_with("--hf-compat", flag)
+
+
+@pytest.mark.parametrize("given", [{"max_num_beams": 8}, {"strict_body": False}], ids=str)
+def test_a_programs_app_refuses_them_too(given: dict[str, Any]) -> None:
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(["--model", str(MODEL)])
+    for name, value in given.items():
+        setattr(args, name, value)
+    with pytest.raises(ValueError, match="is about the bodies of --hf-compat: add that flag"):
+        build_app(args, ("generate",))

@@ -23,6 +23,7 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 from vllm.hf_compat.frontend import frontend_for
 from vllm.tasks import GENERATION_TASKS
+from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 LIMITS = ["--max-token-sequences", "1000000", "--max-listed-tokens", "10000000"]
@@ -50,7 +51,10 @@ def address() -> Iterator[str]:
         check_health=check_health,
         errored=False,
         model_config=config.model_config,
-        input_processor=SimpleNamespace(hf_compat=frontend_for(config)),
+        input_processor=SimpleNamespace(
+            hf_compat=frontend_for(config),
+            tokenizer=cached_tokenizer_from_config(config.model_config),
+        ),
     )
     app.state.openai_serving_completion = SimpleNamespace(default_sampling_params={})
     app.state.vllm_config = config
