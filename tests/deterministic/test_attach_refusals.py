@@ -127,9 +127,9 @@ def test_only_models_of_transformers_are_taken() -> None:
 PACKED = torch.tensor([[0, 1, 2, 0, 1, 2]])
 
 
-def right_padded() -> dict[str, Any]:
+def padded_between_tokens() -> dict[str, Any]:
     mask = torch.ones(2, 8, dtype=torch.long)
-    mask[0, 5:] = 0
+    mask[0, 3:5] = 0
     return {"input_ids": token_ids(8).expand(2, -1), "attention_mask": mask}
 
 
@@ -142,7 +142,7 @@ def counted_from_the_padding() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        (right_padded(), "only padding on the left"),
+        (padded_between_tokens(), "only padding on the left and on the right is specified"),
         (counted_from_the_padding(), "must count from 0 at the first token of each row"),
         (
             {"input_ids": token_ids(6), "position_ids": PACKED, "use_cache": False},

@@ -79,17 +79,18 @@ def test_padding_changes_no_gradient_but_the_order_of_sums(shape: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("window", "soft_cap", "padding"), [(0, 0.0, 0), (7, 0.0, 5), (0, 2.0, 0), (7, 2.0, 5)]
+    ("window", "soft_cap", "start", "end"),
+    [(0, 0.0, 0, 30), (7, 0.0, 5, 30), (0, 2.0, 0, 30), (7, 2.0, 5, 26), (0, 0.0, 5, 26)],
 )
 def test_attention_has_the_gradient_of_its_formula(
-    window: int, soft_cap: float, padding: int
+    window: int, soft_cap: float, start: int, end: int
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     shapes = ((2, 4, 30, 16), (2, 2, 30, 16), (2, 2, 30, 16))
     inputs = [
         torch.randn(shape, generator=generator).bfloat16().requires_grad_() for shape in shapes
     ]
-    layout = Layout(torch.tensor([0, padding]), 0, 30, 30, window or 30)
+    layout = Layout(torch.tensor([0, start]), torch.tensor([30, end]), 0, 30, 30, window or 30)
     one, two, three = inputs
     result = attention(one, two, three, layout, Scoring(0.25, window, soft_cap))
     factors = torch.randn(result.shape, generator=generator)
@@ -99,16 +100,17 @@ def test_attention_has_the_gradient_of_its_formula(
     if soft_cap:
         scores = (scores / soft_cap).tanh() * soft_cap
     distance = torch.arange(30)[:, None] - torch.arange(30)
-    seen = (distance >= 0) & (distance < (window or 30)) & (torch.arange(30) >= padding)
+    seen = (distance >= 0) & (distance < (window or 30)) & (torch.arange(30) >= start)
     seen = torch.stack(
         (seen | (distance == 0), (distance >= 0) & (distance < (window or 30)))
     ).flip(0)
     weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
     expected = (weights @ value.repeat_interleave(2, 1)).transpose(1, 2) * factors
-    expected[1, :padding] = 0
+    is_padding = (torch.arange(30) < start) | (torch.arange(30) >= end)
+    expected[1, is_padding] = 0
     for ours, exact in zip(found, torch.autograd.grad(expected.sum(), wide), strict=True):
         assert (ours - exact).norm() < 0.01 * exact.norm()
-    assert not found[0][1, :, :padding].any()
+    assert not any(gradient[1, :, is_padding].any() for gradient in found)
 
 
 def test_log_probs_after_temperature_top_k_and_top_p() -> None:

@@ -137,7 +137,7 @@ def test_log_probs_need_an_attached_model() -> None:
         ({"temperature": 0.0}, r"temperature=0\.0, top_p=None: a temperature must be above 0"),
         ({"top_p": 0.0}, r"top_p=0\.0: a temperature"),
         ({"logits_to_keep": 5}, "5 of 5 tokens were asked for"),
-        ({"attention_mask": torch.tensor([[1, 1, 1, 0, 0]])}, "only padding on the left"),
+        ({"attention_mask": torch.tensor([[1, 1, 0, 0, 1]])}, "there is some between the tokens"),
     ],
 )
 def test_arguments_of_log_probs_are_refused(arguments: dict[str, Any], reason: str) -> None:

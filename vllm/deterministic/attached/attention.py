@@ -131,7 +131,7 @@ def checked_layout(
     """
     name = type(module).__name__
     if not isinstance(layout, Layout):
-        raise refusal("this attention_mask", "only 2D masks with padding on the left are specified")
+        raise refusal("this attention_mask", "only 2D masks with padding at the ends are specified")
     if not getattr(module, "is_causal", True) or others.get("is_causal") is False:
         raise refusal(name, "only causal attention is specified")
     if others.get("output_attentions"):

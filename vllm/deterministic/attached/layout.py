@@ -1,7 +1,8 @@
-"""Where the tokens of a left-padded batch stand: in their sequences and in the kernel's cache.
+"""Where the tokens of a padded batch stand: in their sequences and in the kernel's cache.
 
 Transformers makes a mask once a forward for all layers of a kind. Deterministic mode's "mask" is a
-`Layout`; the kernel needs no mask, since queries are a sequence's last tokens.
+`Layout`; the kernel needs no mask, since queries are a sequence's last tokens. It never sees
+padding, on the left or on the right.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ class Layout:
     """The tokens of a batch in columns: keys, of which the last `num_queries` are queries, too.
 
     Args:
-        padding: int64 [batch], the columns of each row before its first token.
+        starts: int64 [batch], the column of each row's first token.
+        ends: int64 [batch], the column behind its last one; that of `starts` if it has no token.
         first_column: of the keys; columns before it have left a sliding window's cache.
         num_keys: columns of keys.
         num_queries: columns of queries.
@@ -40,7 +42,8 @@ class Layout:
 
     def __init__(
         self,
-        padding: torch.Tensor,
+        starts: torch.Tensor,
+        ends: torch.Tensor,
         first_column: int,
         num_keys: int,
         num_queries: int,
@@ -51,14 +54,15 @@ class Layout:
         self.num_keys = num_keys
         self.num_queries = num_queries
         self.num_seen = num_seen
-        last_column = first_column + num_keys
-        columns = torch.arange(first_column, last_column) - padding[:, None]
-        lengths = last_column - padding
-        self._place(columns, (first_column - padding).clamp(min=0), lengths)
+        positions = torch.arange(first_column, first_column + num_keys) - starts[:, None]
+        lengths = ends - starts
+        is_key = (positions >= 0) & (positions < lengths[:, None])
+        self._place(positions, is_key, (first_column - starts).clamp(min=0), lengths)
         self.lengths = lengths.to(device, torch.int32)
-        self._key_positions = columns
-        self._query_positions = columns[:, num_keys - num_queries :]
-        is_token = self._query_positions >= 0
+        self._key_positions = positions
+        self._query_positions = positions[:, num_keys - num_queries :]
+        is_token = is_key[:, num_keys - num_queries :]
+        self._is_query = is_token
         self.is_query = is_token.to(device)
         counts = is_token.sum(1)
         self.query_starts = _after_zero(counts.cumsum(0)).to(device, torch.int32)
@@ -86,20 +90,27 @@ class Layout:
         if is_whole and not 0 < window < self.num_keys:
             return None
         queries, keys = self._query_positions[:, :, None], self._key_positions[:, None]
-        seen = (keys <= queries) & (keys >= 0) & (queries >= 0)
+        is_query = self._is_query[:, :, None]
+        seen = (keys <= queries) & (keys >= 0) & is_query
         if window:
             seen &= keys > queries - window
         columns = torch.arange(self.num_keys)
         own = columns[-self.num_queries :, None] == columns
-        return (seen | (own & (queries < 0)))[:, None].to(self._device)
+        return (seen | (own & ~is_query))[:, None].to(self._device)
 
-    def _place(self, positions: torch.Tensor, first: torch.Tensor, lengths: torch.Tensor) -> None:
+    def _place(
+        self,
+        positions: torch.Tensor,
+        is_key: torch.Tensor,
+        first: torch.Tensor,
+        lengths: torch.Tensor,
+    ) -> None:
         """Give each sequence blocks of its own, for the positions that its keys have."""
         first_block = first // BLOCK_TOKENS
-        used = (lengths + BLOCK_TOKENS - 1) // BLOCK_TOKENS - first_block
+        used = ((lengths + BLOCK_TOKENS - 1) // BLOCK_TOKENS - first_block).clamp(min=0)
         shift = _after_zero(used.cumsum(0))[:-1] - first_block
         slots = shift[:, None] * BLOCK_TOKENS + positions
-        self.slots = slots.masked_fill(positions < 0, -1).flatten().to(self._device)
+        self.slots = slots.masked_fill(~is_key, -1).flatten().to(self._device)
         self.num_blocks = max(int(used.sum()), 1)
         width = max(int((first_block + used).max()), 1)
         pages = torch.arange(width) + shift[:, None]
@@ -117,7 +128,7 @@ class Layout:
         if self._has_checked_positions:
             return
         expected = self._query_positions
-        if not bool(((position_ids.cpu() == expected) | (expected < 0)).all()):
+        if not bool(((position_ids.cpu() == expected) | ~self._is_query).all()):
             raise refusal(
                 "these position_ids",
                 "they must count from 0 at the first token of each row, as generate() makes them",
@@ -155,7 +166,7 @@ def make_layout(
         options: what other implementations need.
 
     Raises:
-        ValueError: there is padding behind a token, the cache has room that is not used, or the
+        ValueError: there is padding between tokens, the cache has room that is not used, or the
             mask is made of other rules than causality and a window.
     """
     columns = int(q_offset) + q_length
@@ -166,19 +177,28 @@ def make_layout(
     keys = torch.arange(kv_offset, columns, device=device)
     zero, last = torch.tensor([0, columns - 1], device=device)
     seen = mask_function(zero, zero, last, keys)
-    padding = torch.zeros(batch_size, dtype=torch.long)
+    starts = torch.zeros(batch_size, dtype=torch.long)
+    ends = starts + columns
     if attention_mask is not None:
-        padding = _left_padding(attention_mask.cpu(), columns)
+        starts, ends = _ends_of_rows(attention_mask.cpu(), columns)
     num_seen = int(seen.expand(kv_length).sum())
-    return Layout(padding, kv_offset, kv_length, q_length, num_seen, device)
+    return Layout(starts, ends, kv_offset, kv_length, q_length, num_seen, device)
 
 
-def _left_padding(mask: torch.Tensor, columns: int) -> torch.Tensor:
+def _ends_of_rows(mask: torch.Tensor, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return where the tokens of each row of a mask start and end, both int64 [batch]."""
     if mask.shape[1] != columns:
         raise refusal(
             "this attention_mask", f"it has {mask.shape[1]} columns, but there are {columns} tokens"
         )
-    padding = (~mask).sum(1)
-    if not torch.equal(mask, torch.arange(columns) >= padding[:, None]):
-        raise refusal("this attention_mask", "only padding on the left is specified")
-    return padding
+    starts = (mask.cumsum(1) == 0).sum(1)
+    ends = starts + mask.sum(1)
+    column = torch.arange(columns)
+    if not torch.equal(mask, (column >= starts[:, None]) & (column < ends[:, None])):
+        raise refusal(
+            "this attention_mask",
+            "only padding on the left and on the right is specified, and there is some between "
+            "the tokens of a row; after padding on the right no tokens may follow, with a cache "
+            "either",
+        )
+    return starts, ends

@@ -37,8 +37,8 @@ def attach_kernels(model: PreTrainedModel, *, max_length: int | None = None) -> 
     """Replace the modules of a model by those with portable bits, in place.
 
     Logits become float32, and their bits depend on the model and on the tokens before them: not on
-    the batch, left padding, the cache, how a prompt is cut, threads, instruction sets or machines.
-    The arithmetic is that of ``docs/numerics``, and of ``LLM(..., deterministic=True)``.
+    the batch, padding, the cache, how a prompt is cut, threads, instruction sets or machines. The
+    arithmetic is that of ``docs/numerics``, and of ``LLM(..., deterministic=True)``.
 
     Weights are packed one after the other in the place of the originals, so the model takes as much
     memory as before; it can no longer be saved or trained, nor take weights. Positions count from

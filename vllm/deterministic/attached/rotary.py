@@ -74,13 +74,13 @@ class PortableRotaryEmbedding(nn.Module):
 
         Args:
             x: [batch, tokens, ...].
-            position_ids: int64 [batch or 1, tokens].
+            position_ids: int64 [batch or 1, tokens]; below 0 at padding alone, where they are as 0.
             layer_type: whose frequencies.
 
         Raises:
             ValueError: a position is beyond the longest sequence that was planned for.
         """
-        positions = position_ids.expand(x.shape[0], -1).flatten().contiguous()
+        positions = position_ids.expand(x.shape[0], -1).flatten().clamp(min=0)
         table = self._table(layer_type, int(positions.max()) + 1, positions.device)
         rotation = self.rotation(positions, table)
         return rotation, rotation

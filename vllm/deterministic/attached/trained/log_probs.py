@@ -32,7 +32,8 @@ def log_probs_of_tokens(
     Args:
         model: attached, with ``training=True`` if gradients are wanted; or PEFT's model of it.
         input_ids: int64 [batch, tokens].
-        attention_mask: int64 or bool [batch, tokens], 0 for padding on the left; None for none.
+        attention_mask: int64 or bool [batch, tokens], 0 for padding on the left and on the
+            right; None for none.
         temperature: logits are divided by it; above 0.
         top_k: how many tokens stay; None, 0 or -1 for all.
         top_p: the share of the probability that stays, above 0; None for 1.
