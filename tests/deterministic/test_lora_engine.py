@@ -115,6 +115,8 @@ def test_two_ranks(engine: LLM, folders: dict[str, Path], monkeypatch: pytest.Mo
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     chosen = mixed_adapters(folders)
     with started(2) as other:
+        with pytest.raises(Exception, match="adapters of embeddings and of the head"):
+            other.llm_engine.add_lora(request(folders, "head"))  # which both ranks reply
         found = logits_of(other, PROMPTS, chosen)
     for one, logits in zip(logits_of(engine, PROMPTS, chosen), found, strict=True):
         assert_same(logits, one)

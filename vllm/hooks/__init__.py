@@ -7,6 +7,7 @@ Nothing of the fork imports a hook, so that what stands here may call any part o
 * :mod:`.requests`, :mod:`.outputs` - what goes into an engine, and what comes out.
 * :mod:`.engine`, :mod:`.processes` - the engine's core, and the processes of a server.
 * :mod:`.loaders`, :mod:`.layers` - how models are loaded, and compute.
+* :mod:`.weights` - where an update of the weights begins and ends.
 * :mod:`.worker`, :mod:`.adapters`, :mod:`.runner`, :mod:`.cpu_platform` - workers and the model
   runner.
 """

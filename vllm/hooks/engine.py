@@ -1,10 +1,15 @@
 """``vllm.v1.engine.core``: what is asked of a running engine."""
 
 from vllm.fork.live_weights.engine import (
-    check_weights,
     noticing_new_adapters,
     noticing_new_weights,
+    refusing_without_weights,
 )
 from vllm.fork.live_weights.install import check_sleep
 
-__all__ = ["check_sleep", "check_weights", "noticing_new_adapters", "noticing_new_weights"]
+__all__ = [
+    "check_sleep",
+    "noticing_new_adapters",
+    "noticing_new_weights",
+    "refusing_without_weights",
+]

@@ -1,4 +1,5 @@
-"""``vllm.v1.worker``: its memory, what is checked when it is ready, and its report."""
+"""``vllm.v1.worker``: its memory, what is checked when it is ready, its report, and the weights
+that it is sent."""
 
 from __future__ import annotations
 
@@ -9,12 +10,15 @@ from vllm.fork.cpu_memory import fitting_cpu_memory, fitting_kv_cache
 from vllm.fork.flags import ForkFlags
 from vllm.fork.live_weights.install import let_weights_change
 from vllm.fork.pipeline import make_pipeline_buffers
+from vllm.fork.weight_transfer.registry import register_gloo
 from vllm.parity_report.report import log_report, worker_rows
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 __all__ = ["check_runner", "fitting_cpu_memory", "fitting_kv_cache", "worker_rows"]
+
+register_gloo()
 
 
 def check_runner(runner: GPUModelRunner) -> None:

@@ -8,19 +8,48 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from vllm.fork.live_weights.registry import live_weights_of
+from vllm.fork.worker_replies import taking_all_replies
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import RequestStatus
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
-    from vllm.v1.engine import EngineCoreRequest
     from vllm.v1.engine.core import EngineCore
+    from vllm.v1.request import Request
 
 State = tuple[int, str | None]
 """A version of the weights, and why there are no answers with them; None if there are."""
 
 _AS_LOADED: State = (0, None)
 _SEEN = "seen_weights"  # of an engine: the states of its workers
+
+
+def compute_weight_checksums(worker: Any) -> dict[str, str]:
+    """As upstream's method of a worker, which knows no packed weights.
+
+    Raises:
+        ValueError: the model has some, so that the digests would be those of no numbers.
+    """
+    live = live_weights_of(worker.model_runner.get_model())
+    if live is not None and live.packs_weights:
+        raise ValueError(
+            "The weights of this engine have no checksums, since it keeps them packed: compare its "
+            "logprobs with those of the trainer, or of a fresh engine."
+        )
+    return dict(worker.compute_weight_checksums())
+
+
+def reset_weights(worker: Any) -> None:
+    """As upstream's method of a worker, after which there are no answers until weights come."""
+    live = live_weights_of(worker.model_runner.get_model())
+    if live is None:
+        worker.reset_weights()
+    else:
+        live.discard("The weights were reset.")
+
+
+_OURS = {one.__name__: one for one in (compute_weight_checksums, reset_weights)}
+"""Methods of workers that upstream calls by name, and that read or write parameters."""
 
 
 def weights_state(worker: Any) -> State:
@@ -34,14 +63,16 @@ def noticing_new_weights(rpc: Callable[..., Any]) -> Callable[..., Any]:
 
     If a call has changed weights, the engine's caches are dropped; requests that run go on with
     the new weights from their first token on, as after ``pause_generation(mode="keep")``. If the
-    weights are those of no model now, requests that run are aborted, and `check_weights` refuses
-    new ones.
+    weights are those of no model now, requests that run are aborted, and
+    `refusing_without_weights` refuses new ones.
     """
 
+    rpc = taking_all_replies(rpc)
+
     @wraps(rpc)
-    def call(core: EngineCore, *args: Any, **kwargs: Any) -> Any:
+    def call(core: EngineCore, method: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            result = rpc(core, *args, **kwargs)
+            result = rpc(core, _OURS.get(method, method), *args, **kwargs)
         except Exception:
             with suppress(Exception):  # of workers that have ended: the call has its own error
                 _notice(core)
@@ -55,6 +86,8 @@ def noticing_new_weights(rpc: Callable[..., Any]) -> Callable[..., Any]:
 def noticing_new_adapters(add_lora: Callable[..., bool]) -> Callable[..., bool]:
     """Decorate ``EngineCore.add_lora``: blocks of an adapter that is replaced have its name."""
 
+    add_lora = taking_all_replies(add_lora)
+
     @wraps(add_lora)
     def add(core: EngineCore, lora_request: LoRARequest) -> bool:
         added = add_lora(core, lora_request)
@@ -65,28 +98,31 @@ def noticing_new_adapters(add_lora: Callable[..., bool]) -> Callable[..., bool]:
     return add
 
 
-def check_weights(core: EngineCore, request: EngineCoreRequest) -> None:
-    """Refuse a request to an engine whose weights are those of no model.
+def refusing_without_weights(add_request: Callable[..., None]) -> Callable[..., None]:
+    """Decorate ``EngineCore.add_request``: no answers while the weights are those of no model.
+
+    It is called after all updates that were asked for before the request.
 
     Raises:
-        ValueError: says what is wrong with them.
+        ValueError: says what is wrong with them, in an engine of the client's own process; from
+            one in another process the client gets an answer that says so.
     """
-    for _, obstacle in getattr(core, _SEEN, ()):
-        if obstacle is not None:
-            _answer(core, request, obstacle)
-            raise ValueError(f"No answer to {request.request_id}: {obstacle}")
 
+    @wraps(add_request)
+    def add(core: EngineCore, request: Request, *args: Any, **kwargs: Any) -> None:
+        obstacles = [one for _, one in getattr(core, _SEEN, ()) if one is not None]
+        if not obstacles:
+            add_request(core, request, *args, **kwargs)
+        elif (queue := getattr(core, "output_queue", None)) is not None:
+            output = EngineCoreOutput(
+                request.request_id, [], finish_reason=FinishReason.ERROR, stop_reason=obstacles[0]
+            )
+            outputs = EngineCoreOutputs(outputs=[output], finished_requests={request.request_id})
+            queue.put_nowait((request.client_index, outputs))
+        else:
+            raise ValueError(f"No answer to {request.request_id}: {obstacles[0]}")
 
-def _answer(core: EngineCore, request: EngineCoreRequest, reason: str) -> None:
-    """Let the client of a request know the reason; what upstream sends for the exception has none,
-    and comes too late to be read.
-    """
-    if (queue := getattr(core, "output_queue", None)) is not None:
-        output = EngineCoreOutput(
-            request.request_id, [], finish_reason=FinishReason.ERROR, stop_reason=reason
-        )
-        outputs = EngineCoreOutputs(outputs=[output], finished_requests={request.request_id})
-        queue.put_nowait((request.client_index, outputs))
+    return add
 
 
 def _notice(core: EngineCore) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
-_TRANSFERS = ("nccl", "ipc", "modelexpress")
+_TRANSFERS = ("gloo", "nccl", "ipc", "modelexpress")
 """Weight transfer engines that hand whole tensors to the model's loaders."""
 
 

@@ -177,7 +177,7 @@ class LiveWeights:
                 packed; the sentence says whether anything was changed.
         """
         if isinstance(weights, list | tuple):
-            self._rehearse(weights, *args, **kwargs)
+            self.check(weights, *args, **kwargs)
         before = self.version
         last = _LastName(weights)
         try:
@@ -190,6 +190,28 @@ class LiveWeights:
             raise ValueError(self._broken) from error
         self._note_what_is_whole()
         return result
+
+    def check(self, weights: Weights, *args: Any, **kwargs: Any) -> None:
+        """Try whether weights can be loaded, by their names and shapes; nothing is written.
+
+        Args:
+            weights: names and tensors, of which only the shapes and dtypes are looked at.
+            args: of the model's own ``load_weights``.
+            kwargs: likewise.
+
+        Raises:
+            ValueError: a name or a shape is not the model's.
+        """
+        self._is_rehearsal = True
+        last = _LastName(without_numbers(weights))
+        try:
+            self._upstream_load(last, *args, **kwargs)
+        except NotImplementedError:
+            pass  # looks at numbers, which a rehearsal has not
+        except Exception as error:
+            raise ValueError(f"{_wrong(last.name, error)} Nothing was changed.") from error
+        finally:
+            self._is_rehearsal = False
 
     def begin(self) -> None:
         """Begin an update that comes in pieces, and has an end."""
@@ -215,26 +237,10 @@ class LiveWeights:
         """Return why the model's answers would be those of no model; None if they are not."""
         return self._broken or self._pending()
 
-    def discard(self, reason: str) -> None:
-        """Say that the weights are lost until all of them have been loaded again."""
-        self._break(reason)
-
     def _forget(self) -> None:
         for live in self._parameters.values():
             if live.staged is not None:
                 live.staged.forget()
-
-    def _rehearse(self, weights: Weights, *args: Any, **kwargs: Any) -> None:
-        self._is_rehearsal = True
-        last = _LastName(without_numbers(weights))
-        try:
-            self._upstream_load(last, *args, **kwargs)
-        except NotImplementedError:
-            pass  # looks at numbers, which a rehearsal has not
-        except Exception as error:
-            raise ValueError(f"{_wrong(last.name, error)} Nothing was changed.") from error
-        finally:
-            self._is_rehearsal = False
 
     def _pack_copies(self) -> None:
         for live in self._changed:
@@ -242,12 +248,18 @@ class LiveWeights:
                 copy(live.param.data)
         self._changed.clear()
 
+    @property
+    def packs_weights(self) -> bool:
+        """Whether there are parameters whose numbers are kept in another form alone."""
+        return any(live.staged is not None for live in self._parameters.values())
+
     def _break(self, reason: str) -> None:
+        self.discard(f"{reason} Some of the weights have changed, and others have not.")
+
+    def discard(self, reason: str) -> None:
+        """Say that the weights are lost until all of them have been loaded again."""
         self.version += 1
-        self._broken = (
-            f"{reason} Some of the weights have changed, and others have not: the engine answers "
-            "again once all of them have been loaded."
-        )
+        self._broken = f"{reason} The engine answers again once all weights have been loaded."
         self._changed.clear()
         for live in self._parameters.values():
             live.begin_anew()

@@ -1,0 +1,8 @@
+"""A way to send weights to a running engine that needs no GPU: the backend ``"gloo"``."""
+
+from vllm.fork.weight_transfer.registry import register_gloo
+from vllm.fork.weight_transfer.trainer import GlooTrainer, GlooTrainerInitInfo
+
+__all__ = ["GlooTrainer", "GlooTrainerInitInfo"]
+
+register_gloo()
