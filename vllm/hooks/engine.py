@@ -1,11 +1,11 @@
 """``vllm.v1.engine.core``: what is asked of a running engine."""
 
+from vllm.fork.live_weights.arguments import check_sleep
 from vllm.fork.live_weights.engine import (
     noticing_new_adapters,
     noticing_new_weights,
     refusing_without_weights,
 )
-from vllm.fork.live_weights.install import check_sleep
 
 __all__ = [
     "check_sleep",

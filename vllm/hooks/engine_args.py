@@ -10,7 +10,7 @@ from vllm.fork.compiler import do_without_compiler
 from vllm.fork.decode_graphs import normalise_compilation_config
 from vllm.fork.flag_values import FlagValue, log_decisions
 from vllm.fork.flags import ForkFlags, add_cli_args
-from vllm.fork.live_weights.install import check_weight_transfer
+from vllm.fork.live_weights.arguments import check_weight_transfer
 from vllm.fork.missing_packages import check_input_packages, naming_missing_packages
 from vllm.fork.ray_on_cpus import use_ray_on_cpus
 from vllm.fork.system_libraries import check_system_libraries

@@ -1,19 +1,34 @@
-"""``vllm.entrypoints.launchers`` and ``serve``: the bodies of a server's routes."""
+"""``vllm.entrypoints.launchers`` and ``serve``: the bodies of a server's routes.
+
+Every command of ``vllm`` imports this; what reads bodies is loaded by those that serve, since it
+takes seconds to import.
+"""
 
 from __future__ import annotations
 
 from argparse import Namespace
+from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 
 from vllm.fork.abort_bodies import check_abort_bodies
-from vllm.hf_compat import routes
-from vllm.hf_compat.routes import invocation_types
+
+if TYPE_CHECKING:
+    from vllm.hf_compat.routes import Invocation
 
 __all__ = ["accept_hf_bodies", "invocation_types"]
 
 
 def accept_hf_bodies(app: FastAPI, args: Namespace) -> None:
     """As `routes.accept_hf_bodies`, and `check_abort_bodies` without flags, too."""
+    from vllm.hf_compat import routes
+
     check_abort_bodies(app)
     routes.accept_hf_bodies(app, args)
+
+
+def invocation_types(upstream: list[Invocation], raw_request: Request) -> list[Invocation]:
+    """As `routes.invocation_types`."""
+    from vllm.hf_compat import routes
+
+    return routes.invocation_types(upstream, raw_request)

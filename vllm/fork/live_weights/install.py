@@ -1,4 +1,4 @@
-"""Which engines let their weights change, and what is refused before anything is written."""
+"""Which engines let their weights change."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from vllm.fork.flags import ForkFlags
+from vllm.fork.live_weights.arguments import RECEIPTS, named
 from vllm.fork.live_weights.model import LiveWeights
 from vllm.fork.live_weights.registry import remember_live_weights
 from vllm.fork.live_weights.upstream_layers import UnknownPacking
@@ -14,56 +15,9 @@ from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
-    from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 logger = init_logger(__name__)
-
-_TRANSFERS = ("gloo", "nccl", "ipc", "modelexpress")
-"""Weight transfer engines that hand whole tensors to the model's loaders."""
-
-
-def check_weight_transfer(args: EngineArgs, flags: ForkFlags) -> None:
-    """Refuse to be sent weights in a way that does not go with a flag, before anything is loaded.
-
-    Raises:
-        ValueError: ``weight_transfer_config`` is given with such a flag.
-    """
-    config = args.weight_transfer_config
-    if config is None or flags == ForkFlags():
-        return
-    if flags.receipts:
-        raise ValueError(f"weight_transfer_config: {_RECEIPTS}")
-    backend = config["backend"] if isinstance(config, dict) else config.backend
-    if backend not in _TRANSFERS:
-        raise ValueError(
-            f"weight_transfer_config: the backend {backend!r} writes into parameters by itself, "
-            f"and layers of {_named(flags)} keep what was made of them: use one of "
-            f"{', '.join(map(repr, _TRANSFERS))}."
-        )
-
-
-def check_sleep(level: int, vllm_config: VllmConfig) -> None:
-    """Refuse a sleep that discards more than weights that can be given again.
-
-    Args:
-        level: of ``LLM.sleep``; 2 discards weights, 1 keeps them in the host's memory.
-        vllm_config: of the engine; without flags nothing is refused.
-
-    Raises:
-        ValueError: the level is 2 or more, and it would discard numbers that no checkpoint has.
-    """
-    flags = ForkFlags.of(vllm_config)
-    if level < 2:
-        return
-    if flags.receipts:
-        raise ValueError(f"sleep(level={level}) would discard the weights: {_RECEIPTS}")
-    if flags.is_portable and not current_platform.is_cpu():
-        raise ValueError(
-            f"sleep(level={level}) would discard the tables of deterministic=True, which no "
-            "checkpoint has: use sleep(level=1), which keeps them."
-        )
 
 
 def let_weights_change(runner: GPUModelRunner) -> None:
@@ -79,7 +33,7 @@ def let_weights_change(runner: GPUModelRunner) -> None:
     if flags == ForkFlags() and not current_platform.is_cpu():
         return
     if flags.receipts:
-        _refuse(runner, _RECEIPTS)
+        _refuse(runner, RECEIPTS)
         return
     try:
         model = runner.get_model()
@@ -90,7 +44,7 @@ def let_weights_change(runner: GPUModelRunner) -> None:
         else:
             _refuse(
                 runner,
-                f"the weights of an engine with {_named(flags)} cannot be changed, since {error}: "
+                f"the weights of an engine with {named(flags)} cannot be changed, since {error}: "
                 "start a new engine with the new weights.",
             )
         return
@@ -116,16 +70,3 @@ def _refuse(runner: GPUModelRunner, reason: str) -> None:
 
     runner.reload_weights = refuse
     runner.get_model().load_weights = refuse
-
-
-def _named(flags: ForkFlags) -> str:
-    """Return the flag that decides how layers keep their weights, as it is written in Python."""
-    if flags.is_portable:
-        return "deterministic=True"
-    return flags.hf_compat_as_given if flags.hf_compat else "split_qkv=True"
-
-
-_RECEIPTS = (
-    "the weights of an engine with receipts=True cannot be changed, since receipts say which "
-    "weights it was started with: start a new engine with the new weights."
-)
