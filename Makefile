@@ -66,10 +66,10 @@ demo: plan $(INSTALLED)
 	@$(BIN)/python examples/hf_vs_vllm.py 2>build/demo.log || { status=$$?; \
 	grep -oE '[A-Za-z]+(Error|Exception): .*' build/demo.log | head -n 1 >&2; echo "The whole output is in build/demo.log." >&2; exit $$status; }
 
-# Tests that start, install and compile more than they compute, two files at a time, the longest
-# first; all others have the machine for themselves. Threads that wait leave their core to others.
+# Two files at a time, the longest first; those about servers, which look at latencies, have the
+# machine for themselves. Threads that wait leave their core to others.
 TWO_AT_A_TIME := $(addprefix tests/,docs scale_out live_weights bulk receipts fork upstream parity distribution kernels \
-	models benchmarks structure)
+	hf_compat hf_numerics deterministic hf_exact parity_report models benchmarks structure)
 test: plan dev
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 	$(TWO_AT_A_TIME)
@@ -92,7 +92,8 @@ test-long: plan dev
 		tests/hf_compat/test_long_parameters.py \
 		tests/hf_compat/test_speculation.py tests/hf_compat/test_beams.py \
 		tests/server/test_fuzz.py tests/server/test_soak.py tests/server/test_stop_strings.py \
-		tests/hf_exact tests/hf_numerics tests/live_weights \
+		tests/hf_exact tests/hf_numerics tests/live_weights tests/distribution/test_nvcc.py \
+		tests/docs/test_reinforcement.py tests/bulk tests/receipts \
 		tests/upstream
 
 # The documentation as a site, in build/site; docs-serve shows it, and follows edits.

@@ -24,6 +24,8 @@ BULK = ["pyarrow>=20", "datasets>=4"]  # inputs of vllm/bulk
 # engines than this.
 RAY = ["ray[data,serve]==2.60.*"]
 DATATROVE = ["datatrove==0.10.*", "aiofiles", "aiosqlite", "orjson"]
+# The example overrides a method that TRL keeps to itself.
+RL = ["trl==1.16.*", "peft>=0.21"]
 DEV = [
     "cmake>=3.26",
     "ninja",
@@ -31,11 +33,11 @@ DEV = [
     "pytest-timeout",
     "pytest-xdist",
     "hypothesis",
-    "peft>=0.21",
     *XFORMERS,
     *BULK,
     *RAY,
     *DATATROVE,
+    *RL,
     *DOCS,
     "ruff==0.14.*",
     "mypy==1.18.*",
@@ -72,6 +74,7 @@ def adapt_metadata(pristine: Path, pin: Pin) -> Metadata:
     extras: dict[str, list[str]] = {name: [] for name in message.get_all("Provides-Extra") or []}
     extras |= {"dev": list(DEV), "eval": list(EVAL), "multimodal": [], "xformers": list(XFORMERS)}
     extras |= {"bulk": list(BULK), "ray": list(RAY), "datatrove": list(DATATROVE)}
+    extras["rl"] = list(RL)
     extras |= {"compiled": []} if pin.compiled else {}
     for line in message.get_all("Requires-Dist") or []:
         requirement = Requirement(line)

@@ -5,7 +5,7 @@ The reward is the share of an answer that is Python. After each step this prints
 and how far the log-probabilities of the sampled tokens were apart between trainer and engine, TRL's
 metric sampling/sampling_logp_difference/max: 0.0. With --stock GRPOTrainer computes them by itself.
 
-pip install trl; python examples/grpo_trl.py [--stock] [--steps 10] [--model MODEL]
+pip install -e ".[rl]"; python examples/grpo_trl.py [--stock] [--steps 10] [--model MODEL]
 """
 
 import argparse

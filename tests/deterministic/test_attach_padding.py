@@ -25,7 +25,7 @@ def make(shape: str, *, training: bool = True) -> PreTrainedModel:
     return attach(model, training=training).train(training)
 
 
-def padded(fill: int = 0) -> dict[str, torch.Tensor]:
+def padded(fill: int = 0) -> dict[str, Any]:
     """Return the rows, and one of padding alone, with `fill` as padding."""
     ids = torch.full((len(ROWS) + 1, WIDTH), fill)
     mask = torch.zeros_like(ids)

@@ -34,6 +34,9 @@ ELSEWHERE = {
         "tests/scale_out/test_datatrove.py::"
         "test_two_servers_of_which_one_is_killed_answer_as_one_engine"
     ),
+    "python examples/grpo.py": (
+        "tests/docs/test_reinforcement.py::test_a_run_that_is_killed_goes_on"
+    ),
     "pip install torch==2.13.0 --index-url ...": "is PyTorch's own page's",
     "pip install vllm-0.32.0+cpu.hf2-*.whl": WHEEL,
     "sha256sum -c SHA256SUMS": "is a tool of the system",

@@ -24,7 +24,7 @@ PRINTED: dict[str, list[str]] = {
     "lora.py": ["equal ["],
 }
 """How the lines begin that an example prints; `hf_vs_vllm.py` is what ``make demo`` runs, and
-``tests/scale_out`` runs those that start several engines.
+``tests/scale_out`` runs those that start several engines, `test_reinforcement` those that train.
 """
 
 
@@ -37,8 +37,8 @@ def run(name: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> Non
 def test_every_example_is_run() -> None:
     names = {path.name for path in (ROOT / "examples").glob("*.py")}
     in_scale_out = {"ray_data.py", "datatrove_pipeline.py"}
-    by_hand = {"grpo_trl.py"}  # no extra installs TRL
-    assert names == {*PRINTED, *in_scale_out, *by_hand, "client.py", "hf_vs_vllm.py"}
+    in_reinforcement = {"grpo.py", "grpo_trl.py"}
+    assert names == {*PRINTED, *in_scale_out, *in_reinforcement, "client.py", "hf_vs_vllm.py"}
 
 
 @pytest.mark.parametrize("name", PRINTED)
