@@ -118,7 +118,7 @@ def test_without_compiled_files_torch_may_be_older_and_compiled_packages_are_an_
 def test_upstreams_extras_are_kept(release: Release) -> None:
     names = release.message.get_all("Provides-Extra", [])
     assert len(names) > 10
-    own = {"bulk", "datatrove", "dev", "eval", "multimodal", "ray", "xformers"}
+    own = {"bulk", "datatrove", "dev", "eval", "multimodal", "ray", "rl", "xformers"}
     assert not own & {*names}
     assert set(release.adapted.extras) == {*names, *own}
     for name in names:
