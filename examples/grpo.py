@@ -27,12 +27,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from vllm.deterministic import attach, token_log_probs
-from vllm.distributed.weight_transfer import (
-    HTTPVLLMWeightSyncClient,
-    ModuleSource,
-    WeightTransferTrainerFactory,
-)
-from vllm.fork.weight_transfer import GlooTrainerInitInfo
+from vllm.distributed.weight_transfer import ModuleSource, WeightTransferTrainerFactory
+from vllm.fork.weight_transfer import GlooTrainerInitInfo, WeightSyncClient
 
 GROUP, NEW_TOKENS = 8, 32
 PROMPTS = [
@@ -216,7 +212,7 @@ def sender(url: str, trained: Trained, arguments: argparse.Namespace) -> Callabl
     """Return what gives the engine the weights, or the adapter, as they are."""
     if not arguments.lora:
         meeting = GlooTrainerInitInfo("127.0.0.1", free_port(), rank=0)
-        client, source = HTTPVLLMWeightSyncClient(url), ModuleSource(trained.model)
+        client, source = WeightSyncClient(url), ModuleSource(trained.model)
         return WeightTransferTrainerFactory.trainer_init(
             meeting, client=client, source=source
         ).send_weights

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,8 +59,37 @@ class Renamed(ModuleSource):
     """Weights by names that are not the model's."""
 
     def metadata(self) -> list[Any]:
-        first, *others = super().metadata()
-        return [type(first)(f"no.{first.name}", first.dtype, first.shape), *others]
+        return [type(one)(f"no.{one.name}", one.dtype, one.shape) for one in super().metadata()]
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((f"no.{name}", tensor) for name, tensor in super().__iter__())
+
+
+class Converted(ModuleSource):
+    """Weights that are not of the dtype that was announced."""
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((name, tensor.half()) for name, tensor in super().__iter__())
+
+
+class Integers(ModuleSource):
+    """Weights of a kind that the model does not have."""
+
+    def metadata(self) -> list[Any]:
+        return [type(one)(one.name, torch.int8, one.shape) for one in super().metadata()]
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((name, tensor.to(torch.int8)) for name, tensor in super().__iter__())
+
+
+class Part(ModuleSource):
+    """Some of the weights, so that the update cannot end."""
+
+    def metadata(self) -> list[Any]:
+        return super().metadata()[:30]
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return islice(super().__iter__(), 30)
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one worker", "two workers"])
@@ -125,14 +155,36 @@ def test_what_is_trained_answers(
         trainer.send_weights()
 
 
-def test_wrong_weights_are_refused(llm: LLM, workers: int, new_folder: Path) -> None:
-    """Before anything is sent: the trainer, which sends, hears of it."""
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Renamed, r"The weight no\.model.* Nothing was changed"),
+        (Integers, r"it is torch\.int8, and the model's is torch\.bfloat16\. Nothing was changed"),
+        (Converted, r"in torch\.float16 where its metadata\(\) has model\.embed_tokens"),
+    ],
+)
+def test_wrong_weights_are_refused(
+    llm: LLM, workers: int, new_folder: Path, kind: type, reason: str
+) -> None:
+    """Before any of them is sent: the trainer, which sends, hears of it."""
     model = AutoModelForCausalLM.from_pretrained(new_folder, dtype=torch.bfloat16)
     before = answers(llm)
-    trainer = trainer_of(llm, workers, model, Renamed)
-    with pytest.raises(Exception, match=r"The weight no\.model.* Nothing was changed"):
+    trainer = trainer_of(llm, workers, model, kind)
+    with pytest.raises(Exception, match=reason):
         trainer.send_weights()
     assert answers(llm) == before
+
+
+def test_updates_that_nobody_ends(
+    llm: LLM, workers: int, new_folder: Path, expected: list[Any]
+) -> None:
+    """A trainer that connects begins anew, whatever the one before has left."""
+    model = AutoModelForCausalLM.from_pretrained(new_folder, dtype=torch.bfloat16)
+    llm.start_weight_update()
+    with pytest.raises(Exception, match="only some were given"):
+        trainer_of(llm, workers, model, Part).send_weights()
+    trainer_of(llm, workers, model).send_weights()
+    assert answers(llm) == expected
 
 
 def test_a_trainer_that_ends_in_the_middle(

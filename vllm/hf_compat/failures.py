@@ -1,4 +1,4 @@
-"""What a client reads when its request ended in the middle: what was wrong with the request.
+"""What a client reads when its request ended in the middle: what was wrong, with it or the weights.
 
 `generate()` would raise. Upstream's server says "Internal server error", with status 500, although
 the engine is well and the client alone can change something.
@@ -6,10 +6,12 @@ the engine is well and the client alone can change something.
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from vllm.exceptions import VLLMClientError, VLLMValidationError
+from vllm.exceptions import GracefulHTTPError, VLLMError, VLLMValidationError
 from vllm.fork.flags import ForkFlags
+from vllm.fork.live_weights.registry import REFUSED
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
 
 def failure_of(
     output: RequestOutput, params: SamplingParams, vllm_config: VllmConfig
-) -> VLLMClientError | None:
-    """Return what a request has failed on; None if it has not, or if it is not the client's doing.
+) -> VLLMError | None:
+    """Return what a request has failed on; None if it has not, or if nobody knows.
 
     Args:
         output: of the request.
@@ -28,10 +30,15 @@ def failure_of(
         vllm_config: of the engine.
     """
     ended = [one for one in output.outputs if one.finish_reason == "error"]
-    if not ended or not ForkFlags.of(vllm_config).hf_compat:
+    if not ended:
         return None
-    if isinstance(ended[0].stop_reason, str):  # the sampler's sentence
-        return VLLMValidationError(ended[0].stop_reason)
+    reason = ended[0].stop_reason
+    if isinstance(reason, str) and reason.startswith(REFUSED):
+        return GracefulHTTPError(reason, HTTPStatus.SERVICE_UNAVAILABLE)
+    if not ForkFlags.of(vllm_config).hf_compat:
+        return None
+    if isinstance(reason, str):  # the sampler's sentence
+        return VLLMValidationError(reason)
     # Besides a structure that cannot go on, only the transfer of a KV cache ends requests so.
     if params.structured_outputs is not None and vllm_config.kv_transfer_config is None:
         return VLLMValidationError(

@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from vllm.fork.live_weights.registry import live_weights_of
+from vllm.fork.live_weights.registry import REFUSED, live_weights_of
 from vllm.fork.worker_replies import taking_all_replies
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import RequestStatus
@@ -48,8 +48,38 @@ def reset_weights(worker: Any) -> None:
         live.discard("The weights were reset.")
 
 
-_OURS = {one.__name__: one for one in (compute_weight_checksums, reset_weights)}
-"""Methods of workers that upstream calls by name, and that read or write parameters."""
+def init_weight_transfer_engine(worker: Any, init_info: dict[str, Any]) -> None:
+    """As upstream's method of a worker; the trainer takes the place of one that ended midway."""
+    _end_update(worker)
+    worker.init_weight_transfer_engine(init_info)
+
+
+def finish_weight_update(worker: Any) -> None:
+    """As upstream's method of a worker, which takes an update whose end failed as going on."""
+    try:
+        worker.finish_weight_update()
+    except Exception:
+        _end_update(worker)
+        raise
+
+
+def _end_update(wrapper: Any) -> None:
+    worker = wrapper.worker
+    if worker.weight_transfer_engine is not None and worker._weight_update_active:
+        worker.weight_transfer_engine.reset_weight_update_target()
+        worker._weight_update_active = False
+
+
+_OURS = {
+    one.__name__: one
+    for one in (
+        compute_weight_checksums,
+        reset_weights,
+        init_weight_transfer_engine,
+        finish_weight_update,
+    )
+}
+"""Methods of workers that upstream calls by name."""
 
 
 def weights_state(worker: Any) -> State:
@@ -63,7 +93,7 @@ def noticing_new_weights(rpc: Callable[..., Any]) -> Callable[..., Any]:
 
     If a call has changed weights, the engine's caches are dropped; requests that run go on with
     the new weights from their first token on, as after ``pause_generation(mode="keep")``. If the
-    weights are those of no model now, requests that run are aborted, and
+    weights are those of no model now, requests that run end with an error, and
     `refusing_without_weights` refuses new ones.
     """
 
@@ -110,19 +140,32 @@ def refusing_without_weights(add_request: Callable[..., None]) -> Callable[..., 
 
     @wraps(add_request)
     def add(core: EngineCore, request: Request, *args: Any, **kwargs: Any) -> None:
-        obstacles = [one for _, one in getattr(core, _SEEN, ()) if one is not None]
-        if not obstacles:
+        reason = _refusal(core)
+        if reason is None:
             add_request(core, request, *args, **kwargs)
-        elif (queue := getattr(core, "output_queue", None)) is not None:
-            output = EngineCoreOutput(
-                request.request_id, [], finish_reason=FinishReason.ERROR, stop_reason=obstacles[0]
-            )
-            outputs = EngineCoreOutputs(outputs=[output], finished_requests={request.request_id})
-            queue.put_nowait((request.client_index, outputs))
+        elif hasattr(core, "output_queue"):
+            _answer(core, request, reason)
         else:
-            raise ValueError(f"No answer to {request.request_id}: {obstacles[0]}")
+            raise ValueError(reason)
 
     return add
+
+
+def _refusal(core: EngineCore) -> str | None:
+    """Return why there are no answers; None if there are."""
+    for _, obstacle in getattr(core, _SEEN, ()):
+        if obstacle is not None:
+            return REFUSED + obstacle
+    return None
+
+
+def _answer(core: Any, request: Request, reason: str) -> None:
+    """Let the client of a request, in another process, know why it has no answer."""
+    output = EngineCoreOutput(
+        request.request_id, [], finish_reason=FinishReason.ERROR, stop_reason=reason
+    )
+    outputs = EngineCoreOutputs(outputs=[output], finished_requests={request.request_id})
+    core.output_queue.put_nowait((request.client_index, outputs))
 
 
 def _notice(core: EngineCore) -> None:
@@ -130,9 +173,9 @@ def _notice(core: EngineCore) -> None:
     if states == getattr(core, _SEEN, [_AS_LOADED] * len(states)):
         return
     setattr(core, _SEEN, states)
-    if any(obstacle is not None for _, obstacle in states):
-        aborted = core.scheduler.finish_requests(None, RequestStatus.FINISHED_ABORTED)
-        if hasattr(core, "_send_abort_outputs"):
-            core._send_abort_outputs(aborted)
+    if (reason := _refusal(core)) is not None:
+        for request in core.scheduler.finish_requests(None, RequestStatus.FINISHED_ERROR):
+            if hasattr(core, "output_queue"):
+                _answer(core, request, reason)
     core.reset_prefix_cache(reset_running_requests=True)
     core.reset_mm_cache()

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from vllm.fork.live_weights.packed import PackedParameter, PacksWeights
-from vllm.fork.live_weights.rehearsal import rehearse, without_numbers
+from vllm.fork.live_weights.rehearsal import check_kind, rehearse, without_numbers
 from vllm.fork.live_weights.staging import StagedParameter, stand_in
 from vllm.fork.live_weights.upstream_layers import UnknownPacking, packing_of
 from vllm.fork.live_weights.writes import Coverage, Writes
@@ -152,6 +152,7 @@ class LiveWeights:
 
         @wraps(upstream)
         def load(param: Any, loaded_weight: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            check_kind(live.form, loaded_weight)
             if self._is_rehearsal:
                 return rehearse(live.form, upstream, loaded_weight, *args, **kwargs)
             result, is_changed = live.load(upstream, loaded_weight, *args, **kwargs)

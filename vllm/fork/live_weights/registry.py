@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
     from vllm.fork.live_weights.model import LiveWeights
 
+REFUSED = "No answers now: "
+"""How a request's error begins while the weights are those of no model."""
+
 _LIVE: WeakKeyDictionary[nn.Module, LiveWeights] = WeakKeyDictionary()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self
@@ -11,6 +12,7 @@ from uuid import uuid4
 import torch
 
 from vllm.distributed.weight_transfer.base import (
+    ParamMeta,
     TrainerInitInfo,
     TrainerWeightTransferEngine,
     VLLMWeightSyncClient,
@@ -104,6 +106,7 @@ class GlooTrainer(TrainerWeightTransferEngine[GlooTrainerInitInfo]):
         """Give the engine all weights of the source; it answers with them when this returns.
 
         Raises:
+            ValueError: the source yields something else than its metadata says.
             Exception: what the client raises if the engine refuses, or is gone.
             RuntimeError: a connection is gone. After either `trainer_init` makes a new one.
         """
@@ -117,26 +120,25 @@ class GlooTrainer(TrainerWeightTransferEngine[GlooTrainerInitInfo]):
             raise RuntimeError(
                 "An earlier update failed, which ended the connection: call trainer_init again."
             )
+        try:
+            self.client.start_weight_update()
+            self._send(self._group, metadata)
+            self.client.finish_weight_update()
+        except BaseException:
+            self.shutdown()  # workers may wait for what nobody sends
+            raise
+
+    def _send(self, group: Group, metadata: list[ParamMeta]) -> None:
         info = {
             "names": [one.name for one in metadata],
             "dtype_names": [str(one.dtype).removeprefix("torch.") for one in metadata],
             "shapes": [list(one.shape) for one in metadata],
             "session": self._session,
         }
-        try:
-            self.client.start_weight_update()
-            self._send(self._group, info)
-            self.client.finish_weight_update()
-        except BaseException:
-            self.shutdown()  # workers may wait for what nobody sends
-            raise
-
-    def _send(self, group: Group, info: dict[str, Any]) -> None:
-        assert self.source is not None
         executor = ThreadPoolExecutor(1)
         try:
             received = executor.submit(self.client.update_weights, info)
-            for _, tensor in self.source:
+            for tensor in _as_announced(self.source, metadata):
                 _send_unless_done(group, tensor.detach(), received)
             received.result()
         finally:
@@ -147,6 +149,26 @@ class GlooTrainer(TrainerWeightTransferEngine[GlooTrainerInitInfo]):
         if self._group is not None:
             self._group.close()
             self._group = None
+
+
+def _as_announced(source: Any, metadata: list[ParamMeta]) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a source, which are those that it has announced.
+
+    Raises:
+        ValueError: one is not; what was sent so far is no update.
+    """
+    found = iter(source)
+    for said in metadata:
+        name, tensor = next(found, ("nothing more", torch.empty(0)))
+        one = ParamMeta(name, tensor.dtype, tuple(tensor.shape))
+        if one != said:
+            raise ValueError(
+                f"The source yields {one.name} {list(one.shape)} in {one.dtype} where its "
+                f"metadata() has {said.name} {list(said.shape)} in {said.dtype}: both must agree."
+            )
+        yield tensor
+    if (more := next(found, None)) is not None:
+        raise ValueError(f"The source yields {more[0]}, which its metadata() does not have.")
 
 
 def _send_unless_done(group: Group, tensor: torch.Tensor, received: Future[None]) -> None:

@@ -1,0 +1,77 @@
+"""What clients and trainers of a server hear while its weights are those of no model."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.engines import MODEL
+from tests.live_weights.test_gloo import Dying, Renamed
+from tests.server.conftest import free_port, start_server, wait_until_healthy
+from vllm.distributed.weight_transfer import ModuleSource, WeightTransferTrainerFactory
+from vllm.fork.weight_transfer import GlooTrainerInitInfo, RefusedError, WeightSyncClient
+
+FLAGS = ["--deterministic", "--dtype", "bfloat16"]
+FLAGS += ["--weight-transfer-config", '{"backend": "gloo"}']
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("server")
+    server = start_server(folder, *FLAGS, VLLM_SERVER_DEV_MODE="1")
+    wait_until_healthy(server)
+    yield server.address
+    server.process.terminate()
+    server.process.wait(timeout=60)
+
+
+def ask(address: str, **fields: Any) -> tuple[int, str]:
+    """Return the status, and the text of the answer or the reason of a refusal."""
+    body = {"model": "tiny", "prompt": "def f(", "temperature": 0, "max_tokens": 8, **fields}
+    request = urllib.request.Request(
+        f"{address}/v1/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return answer.status, json.load(answer)["choices"][0]["text"]
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())["error"]["message"]
+
+
+def send(address: str, kind: type[ModuleSource] = ModuleSource) -> None:
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16)
+    meeting = GlooTrainerInitInfo("127.0.0.1", free_port(), rank=0, timeout_s=60)
+    WeightTransferTrainerFactory.trainer_init(
+        meeting, client=WeightSyncClient(address), source=kind(model)
+    ).send_weights()
+
+
+def test_everybody_is_told(address: str) -> None:
+    """Requests that run, and new ones: 503, and why; the weights come, and all is well again."""
+    before = ask(address)
+    assert before[0] == 200
+    with pytest.raises(RefusedError, match=r"The weight no\.model.* Nothing was changed"):
+        send(address, Renamed)
+    assert ask(address) == before
+    with ThreadPoolExecutor(1) as executor:
+        running = executor.submit(ask, address, max_tokens=1500, ignore_eos=True)
+        time.sleep(1)
+        with pytest.raises(MemoryError):
+            send(address, Dying)
+        for status, reason in (running.result(), ask(address)):
+            assert status == 503
+            assert reason.startswith("No answers now: The weight model.layers.0.")
+            assert "The engine answers again once all weights have been loaded." in reason
+    send(address)
+    assert ask(address) == before
