@@ -12,7 +12,8 @@ import pytest
 from tests.bulk.plans import answer, plan_of
 from tests.sizes import size
 from vllm.bulk.journal import Journal, NotWrittenError
-from vllm.bulk.output import journal_of, write_output
+from vllm.bulk.output import is_complete, journal_of, write_output
+from vllm.bulk.rows import Row
 
 ROWS = 12
 ORDER = random.Random(0).sample(range(ROWS), ROWS)
@@ -164,3 +165,19 @@ def test_a_run_without_answers_may_begin_otherwise(output: Path) -> None:
     again = Journal(journal_of(output), plan_of(3))
     assert again.plan == plan_of(ROWS)  # with an answer it stays what it was
     again.close()
+
+
+@pytest.mark.parametrize("change", [b"", b"x"], ids=["emptied", "one byte more"])
+def test_an_output_that_was_changed_is_not_complete(output: Path, change: bytes) -> None:
+    finish(output)
+    assert is_complete(output, plan_of(ROWS))
+    output.write_bytes(output.read_bytes() + change if change else b"")
+    with pytest.raises(ValueError, match="was changed since it was written: move it and"):
+        is_complete(output, plan_of(ROWS))
+
+
+def test_rows_that_came_later_have_no_answer(output: Path) -> None:
+    """Whoever appends to an input while it is answered is told that it was changed."""
+    journal = Journal(journal_of(output), plan_of(ROWS))
+    assert not journal.is_of(Row(ROWS, {}))
+    journal.close()

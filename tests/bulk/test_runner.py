@@ -19,7 +19,7 @@ from vllm.bulk.output import journal_of
 from vllm.bulk.rows import Row, source_of
 from vllm.bulk.runner import Runner
 from vllm.bulk.server import EngineEndedError
-from vllm.bulk.tasks import Answer, Task
+from vllm.bulk.tasks import Answer, Task, answer_without_request
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 ROWS = 100
@@ -55,6 +55,26 @@ def test_errors_are_answers_unless_there_are_too_many(journal: Journal) -> None:
     assert journal.done < ROWS
     run(journal, at_once, bad=10, max_errors=10)
     assert (journal.done, journal.errors) == (ROWS, 10)
+
+
+def test_too_many_errors_in_the_last_rows(
+    journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """The status says so, whether or not rows were left when they were counted."""
+
+    async def answer_all(*_: Any) -> None:
+        for i in range(ROWS):
+            journal.append(
+                answer(i) if i < ROWS - 1 else answer_without_request(Row(i), "It is bad.")
+            )
+
+    monkeypatch.setattr(cli, "_answer", answer_all)
+    source = tmp_path / "input.jsonl"
+    source.touch()
+    args = argparse.Namespace(output=tmp_path / "output", max_errors=0)
+    assert cli._go_on(args, args, journal.plan, journal, source_of(source)) == 1
+    assert "1 errors are more than --max-errors=0" in capsys.readouterr().err
+    assert not args.output.exists()
 
 
 def test_an_engine_that_ends_keeps_what_was_answered(journal: Journal) -> None:

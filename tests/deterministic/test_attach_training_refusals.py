@@ -103,6 +103,7 @@ def another_layer(model: Any) -> Any:
         (lora(target_modules=["embed_tokens"]), r"embed_tokens .*only LoRA of linear layers"),
         (lora(modules_to_save=["k_proj"]), "a copy of a layer that shares its input"),
         (two_adapters, "adapters one and two at once: an engine adds one"),
+        (lambda model: model.float(), r"embed_tokens in torch\.float32: a product has 15 bits"),
         (another_layer, r"act_fn \(Linear\): it is not specified"),
     ],
 )
@@ -136,6 +137,8 @@ def test_log_probs_need_an_attached_model() -> None:
     [
         ({"temperature": 0.0}, r"temperature=0\.0, top_p=None: a temperature must be above 0"),
         ({"top_p": 0.0}, r"top_p=0\.0: a temperature"),
+        ({"top_k": 0.5}, r"top_k=0\.5 must be a whole number"),
+        ({"top_k": True}, r"top_k=True must be"),
         ({"logits_to_keep": 5}, "5 of 5 tokens were asked for"),
         ({"attention_mask": torch.tensor([[1, 1, 0, 0, 1]])}, "there is some between the tokens"),
     ],

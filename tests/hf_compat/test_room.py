@@ -30,6 +30,8 @@ def search(num_beams: int, prompt_len: int = 4, max_length: int = 8, **more: Any
         (SamplingParams(prompt_logprobs=2), "prompt_logprobs"),
         (SamplingParams(stop=["x"]), "stop"),
         (SamplingParams(stop_token_ids=[7]), "stop_token_ids"),
+        (SamplingParams(presence_penalty=0.5), "presence_penalty"),
+        (SamplingParams(frequency_penalty=-0.5), "frequency_penalty"),
     ],
 )
 def test_what_beams_do_not_have(params: SamplingParams, name: str) -> None:

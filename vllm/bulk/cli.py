@@ -169,6 +169,8 @@ def _go_on(
             asyncio.run(_answer(served, journal, source))
     if journal.done < plan.rows:
         return _stopped(args, journal)
+    if args.max_errors is not None and journal.errors > args.max_errors:
+        return _stopped(args, journal)
     _check_input(args, journal, source)
     answered = journal.done - before
     write_output(args.output, journal)

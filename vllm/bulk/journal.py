@@ -76,8 +76,8 @@ class Journal:
         sync_folder(self._path.parent)
 
     def is_of(self, row: Row) -> bool:
-        """Return whether the answer to a row is that of its bytes."""
-        return self._crcs[row.index] == row.crc
+        """Return whether there is an answer to a row, and it is that of its bytes."""
+        return row.index < len(self._crcs) and self._crcs[row.index] == row.crc
 
     def is_done(self, index: int) -> bool:
         """Return whether a row has its answer, or came into the input after the run began."""

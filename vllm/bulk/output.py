@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable
@@ -66,15 +67,29 @@ def is_complete(output: Path, plan: Plan) -> bool:
             f"{output} holds the answers of another run, which differs in {'; '.join(found)}: name "
             "another output, or move this one away."
         )
+    if _digest(output) != _summary(summary_of(output)).get("output_sha256"):
+        raise ValueError(
+            f"{output} was changed since it was written: move it and {summary_of(output).name} "
+            "away, and start again."
+        )
     return True
 
 
 def _plan_of_summary(path: Path) -> Plan | None:
     """Return the plan that a summary holds; None if it is none of ours, or not there."""
     try:
-        return Plan.from_dict(json.loads(path.read_text())["plan"])
+        return Plan.from_dict(_summary(path)["plan"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _summary(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text()))
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _part_of(path: Path) -> Path:
@@ -87,14 +102,15 @@ def write_output(output: Path, journal: Journal) -> None:
     Raises:
         NotWrittenError: the disk took no more; the log is kept.
     """
+    _replace(output, journal.lines())
     summary: dict[str, Any] = {
         "rows": journal.plan.rows,
         "errors": journal.errors,
         "prompt_tokens": journal.prompt_tokens,
         "completion_tokens": journal.completion_tokens,
+        "output_sha256": _digest(output),
         "plan": journal.plan.as_dict(),
     }
-    _replace(output, journal.lines())
     _replace(summary_of(output), [json.dumps(summary, indent=1).encode() + b"\n"])
     journal.remove()
 

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 _NOT_WITH_BEAMS = ("logprobs", "prompt_logprobs", "structured_outputs", "stop", "stop_token_ids")
+_PENALTIES = ("presence_penalty", "frequency_penalty")
+"""vLLM's own, which its sampler applies; searches do not come there."""
 
 
 def check_beams(
@@ -30,6 +32,7 @@ def check_beams(
         VLLMValidationError: names it.
     """
     asked_for = {name: getattr(params, name) not in (None, []) for name in _NOT_WITH_BEAMS}
+    asked_for |= {name: getattr(params, name) != 0.0 for name in _PENALTIES}
     asked_for |= {"as_batch": request.num_rows > 1, "prompt_embeds": prompt_embeds is not None}
     for name, is_asked_for in asked_for.items():
         if is_asked_for:

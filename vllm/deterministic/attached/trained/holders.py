@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import nn
 
 from ...refusal import attach_refusal as refusal
@@ -15,11 +16,14 @@ from .following import Following
 __all__ = ["check_holders"]
 
 
+_DTYPES = (torch.bfloat16, torch.float16)
+
+
 def check_holders(model: nn.Module) -> None:
     """Refuse a model in which something else holds parameters, or is shared with a copy.
 
     Raises:
-        ValueError: there is such a module; the sentence names it.
+        ValueError: there is such a module, or one in another dtype; the sentence names it.
     """
     modules = {id(module) for module in model.modules()}
     of_adapters: set[int] = set()
@@ -28,11 +32,24 @@ def check_holders(model: nn.Module) -> None:
             parts = (*module.lora_A.modules(), *module.lora_B.modules())
             of_adapters.update(id(part) for part in parts)
         if isinstance(module, Form):
+            _check_dtypes(name, module)
             _check_sources(name, vars(module).values(), modules)
             continue
         is_known = isinstance(module, nn.Embedding) or id(module) in of_adapters
         if module._parameters and not is_known:
             raise refusal(f"{name} ({type(module).__name__})", "it is not specified")
+        if id(module) not in of_adapters:
+            _check_dtypes(name, module)
+
+
+def _check_dtypes(name: str, module: Any) -> None:
+    for parameter in module._parameters.values():
+        if parameter is not None and parameter.dtype not in _DTYPES:
+            raise refusal(
+                f"{name} in {parameter.dtype}",
+                "a product has 15 bits of each number: leave the model in the dtype in which it "
+                "was attached, without .float() or .to(torch.float32)",
+            )
 
 
 def _check_sources(name: str, values: Iterable[Any], modules: set[int]) -> None:

@@ -47,7 +47,8 @@ def log_probs_of_tokens(
         ValueError: the model is not attached, autocast is on, or an argument is none of these.
     """
     kept = input_ids.shape[1] - 1 if logits_to_keep is None else logits_to_keep
-    _check(model, input_ids, kept, temperature, top_p)
+    _check(model, input_ids, kept)
+    _check_sampling(temperature, top_k, top_p)
     if attention_mask is None:
         attention_mask = torch.ones_like(input_ids)
     positions = (attention_mask.long().cumsum(1) - 1).clamp(min=0)
@@ -69,9 +70,7 @@ def log_probs_of_tokens(
     return values.masked_fill(~is_given, 0.0)
 
 
-def _check(
-    model: Any, input_ids: torch.Tensor, kept: int, temperature: float, top_p: float | None
-) -> None:
+def _check(model: Any, input_ids: torch.Tensor, kept: int) -> None:
     if getattr(model.config, "_attn_implementation", None) not in (NAME, NAME_IN_TRAINING):
         raise ValueError(
             f"token_log_probs needs a model with the engine's kernels, not {type(model).__name__}: "
@@ -82,6 +81,13 @@ def _check(
         raise ValueError(
             f"token_log_probs: {kept} of {input_ids.shape[1]} tokens were asked for, and the first "
             "has none before it: logits_to_keep must be 1 to one less than there are."
+        )
+
+
+def _check_sampling(temperature: float, top_k: int | None, top_p: float | None) -> None:
+    if top_k is not None and (type(top_k) is not int or top_k < -1):
+        raise ValueError(
+            f"token_log_probs: top_k={top_k!r} must be a whole number, or None, 0 or -1 for all."
         )
     if not temperature > 0 or not 0 < (1.0 if top_p is None else top_p) <= 1:
         raise ValueError(
