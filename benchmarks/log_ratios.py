@@ -25,8 +25,10 @@ def measure(flags: list[str], steps: int) -> tuple[list[float], torch.Tensor]:
     return rewards, torch.cat(found)
 
 
-def draw(log_ratios: dict[str, torch.Tensor], rewards: dict[str, list[float]], file: Path) -> None:
-    """Write a picture: how many tokens are how far apart, and how the rewards grow."""
+def draw(measured: dict[str, tuple[list[float], torch.Tensor]], file: Path) -> None:
+    """Write a picture of what `measure` has found, by name: how many tokens are how far apart, and
+    how the rewards grow.
+    """
     import matplotlib
 
     matplotlib.use("svg")
@@ -34,10 +36,10 @@ def draw(log_ratios: dict[str, torch.Tensor], rewards: dict[str, list[float]], f
     from matplotlib import pyplot
 
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.6))
-    limit = max(values.abs().max().item() for values in log_ratios.values())
-    for name, values in log_ratios.items():
+    limit = max(values.abs().max().item() for _, values in measured.values())
+    for name, (rewards, values) in measured.items():
         left.hist(values.numpy(), bins=81, range=(-limit, limit), log=True, alpha=0.6, label=name)
-        right.plot(range(1, len(rewards[name]) + 1), rewards[name], label=name)
+        right.plot(range(1, len(rewards) + 1), rewards, label=name)
     left.set_xlabel("log(trainer / engine) of a sampled token")
     left.set_ylabel("tokens")
     right.set_xlabel("step")
@@ -67,11 +69,7 @@ def main() -> None:
         print(name, {key: value for key, value in summary[name].items() if key != "rewards"})
         print("  mean reward, first and last five steps:", rewards[:5], rewards[-5:])
     (arguments.output / "log-ratios.json").write_text(json.dumps(summary, indent=1))
-    draw(
-        {name: values for name, (_, values) in measured.items()},
-        {name: rewards for name, (rewards, _) in measured.items()},
-        arguments.output / "log-ratios.svg",
-    )
+    draw(measured, arguments.output / "log-ratios.svg")
 
 
 if __name__ == "__main__":

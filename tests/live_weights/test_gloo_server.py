@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,7 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from tests.engines import MODEL
 from tests.live_weights.test_gloo import Dying, Renamed
-from tests.server.conftest import free_port, start_server, wait_until_healthy
+from tests.server.conftest import free_port, running_server
+from tests.server.requests import post
 from vllm.distributed.weight_transfer import ModuleSource, WeightTransferTrainerFactory
 from vllm.fork.weight_transfer import GlooTrainerInitInfo, RefusedError, WeightSyncClient
 
@@ -27,26 +25,15 @@ FLAGS += ["--weight-transfer-config", '{"backend": "gloo"}']
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("server")
-    server = start_server(folder, *FLAGS, VLLM_SERVER_DEV_MODE="1")
-    wait_until_healthy(server)
-    yield server.address
-    server.process.terminate()
-    server.process.wait(timeout=60)
+    with running_server(folder, *FLAGS, VLLM_SERVER_DEV_MODE="1") as address:
+        yield address
 
 
 def ask(address: str, **fields: Any) -> tuple[int, str]:
     """Return the status, and the text of the answer or the reason of a refusal."""
     body = {"model": "tiny", "prompt": "def f(", "temperature": 0, "max_tokens": 8, **fields}
-    request = urllib.request.Request(
-        f"{address}/v1/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            return answer.status, json.load(answer)["choices"][0]["text"]
-    except urllib.error.HTTPError as error:
-        return error.code, json.loads(error.read())["error"]["message"]
+    status, answer = post(f"{address}/v1/completions", body)
+    return status, answer["choices"][0]["text"] if status == 200 else answer["error"]["message"]
 
 
 def send(address: str, kind: type[ModuleSource] = ModuleSource) -> None:

@@ -81,9 +81,9 @@ def start_command(words: list[str], folder: Path, **variables: str) -> Server:
 
 
 @contextmanager
-def running_server(folder: Path, *flags: str) -> Iterator[str]:
+def running_server(folder: Path, *flags: str, **variables: str) -> Iterator[str]:
     """Serve the bundled model, and give the address."""
-    server = start_server(folder, *flags)
+    server = start_server(folder, *flags, **variables)
     try:
         wait_until_healthy(server)
         yield server.address

@@ -158,7 +158,7 @@ def _go_on(
             f"{args.output} has come there since the run began: move it away, or name another "
             "output."
         )
-    if args.max_errors is not None and journal.errors > args.max_errors:
+    if journal.has_more_errors_than(args.max_errors):
         raise ValueError(
             f"{journal.errors:,} rows have an error already: give a higher --max-errors than "
             f"{args.max_errors} to go on."
@@ -167,9 +167,7 @@ def _go_on(
     if journal.done < plan.rows:
         with suppress(asyncio.CancelledError):  # told twice to stop
             asyncio.run(_answer(served, journal, source))
-    if journal.done < plan.rows:
-        return _stopped(args, journal)
-    if args.max_errors is not None and journal.errors > args.max_errors:
+    if journal.done < plan.rows or journal.has_more_errors_than(args.max_errors):
         return _stopped(args, journal)
     _check_input(args, journal, source)
     answered = journal.done - before
@@ -247,7 +245,7 @@ def _stop_when_told(runner: Runner) -> None:
 def _stopped(args: argparse.Namespace, journal: Journal) -> int:
     missing = journal.plan.rows - journal.done
     why, how = "", "The same command"
-    if args.max_errors is not None and journal.errors > args.max_errors:
+    if journal.has_more_errors_than(args.max_errors):
         why = f" {journal.errors:,} errors are more than --max-errors={args.max_errors}."
         how += " with a higher --max-errors"
     print(

@@ -79,6 +79,10 @@ class Journal:
         """Return whether there is an answer to a row, and it is that of its bytes."""
         return row.index < len(self._crcs) and self._crcs[row.index] == row.crc
 
+    def has_more_errors_than(self, most: int | None) -> bool:
+        """Return whether there are more rows with errors than these; None is any number."""
+        return most is not None and self.errors > most
+
     def is_done(self, index: int) -> bool:
         """Return whether a row has its answer, or came into the input after the run began."""
         return index >= len(self._offsets) or self._offsets[index] >= 0

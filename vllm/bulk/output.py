@@ -53,7 +53,7 @@ def is_complete(output: Path, plan: Plan) -> bool:
     """
     if journal_of(output).exists():
         return False
-    before = _plan_of_summary(summary_of(output))
+    before, sha256 = _plan_and_digest(summary_of(output))
     for one in (output, _part_of(output), summary_of(output)):
         if one.exists() and before is None:
             raise ValueError(
@@ -67,7 +67,9 @@ def is_complete(output: Path, plan: Plan) -> bool:
             f"{output} holds the answers of another run, which differs in {'; '.join(found)}: name "
             "another output, or move this one away."
         )
-    if _digest(output) != _summary(summary_of(output)).get("output_sha256"):
+    with output.open("rb") as file:
+        is_as_written = hashlib.file_digest(file, "sha256").hexdigest() == sha256
+    if not is_as_written:
         raise ValueError(
             f"{output} was changed since it was written: move it and {summary_of(output).name} "
             "away, and start again."
@@ -75,21 +77,15 @@ def is_complete(output: Path, plan: Plan) -> bool:
     return True
 
 
-def _plan_of_summary(path: Path) -> Plan | None:
-    """Return the plan that a summary holds; None if it is none of ours, or not there."""
+def _plan_and_digest(summary: Path) -> tuple[Plan | None, str]:
+    """Return the plan that a summary holds, and the SHA-256 of its output; no plan if the summary
+    is none of ours, or not there.
+    """
     try:
-        return Plan.from_dict(_summary(path)["plan"])
+        found = json.loads(summary.read_text())
+        return Plan.from_dict(found["plan"]), found.get("output_sha256", "")
     except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _summary(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text()))
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return None, ""
 
 
 def _part_of(path: Path) -> Path:
@@ -102,25 +98,27 @@ def write_output(output: Path, journal: Journal) -> None:
     Raises:
         NotWrittenError: the disk took no more; the log is kept.
     """
-    _replace(output, journal.lines())
+    sha256 = _replace(output, journal.lines())
     summary: dict[str, Any] = {
         "rows": journal.plan.rows,
         "errors": journal.errors,
         "prompt_tokens": journal.prompt_tokens,
         "completion_tokens": journal.completion_tokens,
-        "output_sha256": _digest(output),
+        "output_sha256": sha256,
         "plan": journal.plan.as_dict(),
     }
     _replace(summary_of(output), [json.dumps(summary, indent=1).encode() + b"\n"])
     journal.remove()
 
 
-def _replace(path: Path, lines: Iterable[bytes]) -> None:
-    """Let `path` hold these lines from one moment to the next."""
-    part = _part_of(path)
+def _replace(path: Path, lines: Iterable[bytes]) -> str:
+    """Let `path` hold these lines from one moment to the next; return their SHA-256."""
+    part, digest = _part_of(path), hashlib.sha256()
     try:
         with part.open("wb") as file:
-            file.writelines(lines)
+            for line in lines:
+                digest.update(line)
+                file.write(line)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
@@ -130,3 +128,4 @@ def _replace(path: Path, lines: Iterable[bytes]) -> None:
         raise NotWrittenError(
             f"{path} could not be written ({error.strerror}): all answers are kept in its log."
         ) from error
+    return digest.hexdigest()

@@ -53,7 +53,7 @@ class Runner:
     @property
     def has_too_many_errors(self) -> bool:
         """Whether there are more errors than there may be."""
-        return self._max_errors is not None and self._journal.errors > self._max_errors
+        return self._journal.has_more_errors_than(self._max_errors)
 
     async def answer(self, rows: Iterator[Row]) -> None:
         """Answer rows until there are none left, or it is stopped.

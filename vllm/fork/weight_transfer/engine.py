@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
-    WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
 from vllm.fork.live_weights.registry import live_weights_of
@@ -22,28 +21,6 @@ from vllm.model_executor.model_loader.reload import (
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig, WeightTransferConfig
-
-
-@dataclass
-class GlooInitInfo(WeightTransferInitInfo):
-    """What a worker is told to meet its trainer; the fields of `Meeting`."""
-
-    host: str
-    port: int
-    world_size: int
-    timeout_s: float
-    session: str
-
-    def __post_init__(self) -> None:
-        for name, kind in get_type_hints(GlooInitInfo).items():
-            value = getattr(self, name)
-            if not isinstance(value, kind | int if kind is float else kind):
-                raise ValueError(f"{name}={value!r} must be of type {kind.__name__}.")
-        if self.world_size < 2:
-            raise ValueError(
-                f"world_size={self.world_size} counts the trainer and every worker of the engine: "
-                "2 for an engine of one worker."
-            )
 
 
 @dataclass
@@ -78,13 +55,13 @@ class GlooUpdateInfo(WeightTransferUpdateInfo):
             yield name, torch.empty(shape, dtype=getattr(torch, dtype), device=device)
 
 
-class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
+class GlooEngine(WeightTransferEngine[Meeting, GlooUpdateInfo]):
     """A worker's side of the connection.
 
     One tensor is in memory at a time, beside what `LiveWeights` needs to pack it.
     """
 
-    init_info_cls = GlooInitInfo
+    init_info_cls = Meeting
     update_info_cls = GlooUpdateInfo
 
     def __init__(
@@ -98,12 +75,12 @@ class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
         self._group: Group | None = None
         self._session = ""
 
-    def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
+    def init_transfer_engine(self, init_info: Meeting) -> None:
         """Meet the trainer, instead of an earlier one."""
         self.shutdown()
         parallel = self.parallel_config
         rank = 1 + parallel.data_parallel_index * parallel.world_size + parallel.rank
-        self._group = Group(Meeting(**vars(init_info)), rank)
+        self._group = Group(init_info, rank)
         self._session = init_info.session
 
     def start_weight_update(self) -> None:
@@ -113,8 +90,10 @@ class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
         finalize_layerwise_reload(self.model, self.model_config)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Receive and load tensors; they are there when this returns."""
+        """As upstream's, which waits for a device that a CPU has not."""
         self.receive_weights(self.parse_update_info(update_info))
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: GlooUpdateInfo) -> None:
         """Receive and load tensors, after their names and shapes were tried.
@@ -135,7 +114,7 @@ class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
             )
         try:
             if (live := live_weights_of(self.model)) is not None:
-                live.check(list(update_info.tensors("meta")))
+                live.check(update_info.tensors("meta"))
             self.model.load_weights(self._received(self._group, update_info))
         except BaseException:
             self.shutdown()  # the trainer may be in the middle of what nobody receives

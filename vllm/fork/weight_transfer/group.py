@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import get_type_hints
 
 import torch
 from torch import distributed as dist
@@ -12,14 +13,15 @@ from vllm.distributed.utils import (
     stateless_destroy_torch_distributed_process_group,
     stateless_init_torch_distributed_process_group,
 )
+from vllm.distributed.weight_transfer.base import WeightTransferInitInfo
 
 TRAINER = 0
 """Its rank in the group; the workers' follow."""
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """Where both sides meet.
+@dataclass
+class Meeting(WeightTransferInitInfo):
+    """Where both sides meet: the trainer decides it, and tells the workers.
 
     Attributes:
         host: of the trainer, as the workers reach it.
@@ -28,6 +30,9 @@ class Meeting:
             parallel sizes.
         timeout_s: seconds that either side waits for the other, to meet and for each tensor.
         session: a name for it; workers take updates of the last one.
+
+    Raises:
+        ValueError: a field is of another type, or there is nobody to meet.
     """
 
     host: str
@@ -35,6 +40,17 @@ class Meeting:
     world_size: int
     timeout_s: float
     session: str
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(Meeting).items():
+            value = getattr(self, name)
+            if not isinstance(value, kind | int if kind is float else kind):
+                raise ValueError(f"{name}={value!r} must be of type {kind.__name__}.")
+        if self.world_size < 2:
+            raise ValueError(
+                f"world_size={self.world_size} counts the trainer and every worker of the engine: "
+                "2 for an engine of one worker."
+            )
 
 
 class Group:

@@ -15,7 +15,6 @@ from .following import Following
 
 __all__ = ["check_holders"]
 
-
 _DTYPES = (torch.bfloat16, torch.float16)
 
 
@@ -31,18 +30,16 @@ def check_holders(model: nn.Module) -> None:
         if isinstance(module, TrainedLora):
             parts = (*module.lora_A.modules(), *module.lora_B.modules())
             of_adapters.update(id(part) for part in parts)
-        if isinstance(module, Form):
-            _check_dtypes(name, module)
-            _check_sources(name, vars(module).values(), modules)
+        if id(module) in of_adapters:
             continue
-        is_known = isinstance(module, nn.Embedding) or id(module) in of_adapters
-        if module._parameters and not is_known:
+        if module._parameters and not isinstance(module, Form | nn.Embedding):
             raise refusal(f"{name} ({type(module).__name__})", "it is not specified")
-        if id(module) not in of_adapters:
-            _check_dtypes(name, module)
+        _check_dtypes(name, module)
+        if isinstance(module, Form):
+            _check_sources(name, vars(module).values(), modules)
 
 
-def _check_dtypes(name: str, module: Any) -> None:
+def _check_dtypes(name: str, module: nn.Module) -> None:
     for parameter in module._parameters.values():
         if parameter is not None and parameter.dtype not in _DTYPES:
             raise refusal(
