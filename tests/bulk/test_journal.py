@@ -95,7 +95,9 @@ def test_another_file_is_not_written_over(output: Path) -> None:
         if text == "1234567":  # what is left of a first line
             Journal(journal_of(output), plan_of(ROWS)).close()
             continue
-        with pytest.raises(ValueError, match=r"is no log of vllm bulk: name another output"):
+        with pytest.raises(
+            ValueError, match=r"is no log of vllm bulk, or its first line is damaged"
+        ):
             Journal(journal_of(output), plan_of(ROWS))
         assert journal_of(output).read_text() == text
 

@@ -36,6 +36,7 @@ def test_json_lines(tmp_path: Path) -> None:
     ("line", "problem"),
     [
         (b"{", "Line 2 is no JSON: Expecting property name"),
+        (b'{"prompt": "a"', "Line 2 is no JSON: Expecting ',' delimiter (column 15)."),
         (b"[1]", "Line 2 is no JSON object: write one object in a line."),
         (b'{"prompt": "\xff"}', "Line 2 is no text in UTF-8: invalid start byte."),
         (b'{"prompt": "a", "temperature": NaN}', "Line 2 is no JSON: NaN is no number of JSON."),

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import io
 import os
+import signal
+import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +22,7 @@ from vllm.bulk.journal import Journal, NotWrittenError
 from vllm.bulk.output import journal_of
 from vllm.bulk.rows import Row, source_of
 from vllm.bulk.runner import Runner
-from vllm.bulk.server import EngineEndedError
+from vllm.bulk.server import EngineEndedError, acknowledged, interrupts_held_back
 from vllm.bulk.tasks import Answer, Task, answer_without_request
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -132,14 +136,36 @@ def test_answers_know_the_bytes_of_their_rows(tmp_path: Path) -> None:
     asyncio.run(Runner(ask, journal, concurrency=4).answer(source.rows(journal.is_done)))
     file.write_text(first)
     assert journal.done == ROWS
-    others = sum(not journal.is_of(row) for row in source.rows(lambda _: False))
-    assert 0 < others < ROWS
-    with pytest.raises(ValueError, match=rf"and {others} answers are those of other rows"):
+    same = sum(journal.is_of(row) for row in source.rows(lambda _: False))
+    assert 0 < same < ROWS
+    with pytest.raises(ValueError, match=rf"{same} of {ROWS} rows are as they were.: remove"):
         cli._check_input(args, journal, source)
     file.write_text(first.replace("a", "c"))
-    with pytest.raises(ValueError, match=rf"and {ROWS} answers are those of other rows: remove"):
+    with pytest.raises(ValueError, match=rf"0 of {ROWS} rows are as they were.: remove"):
         cli._check_input(args, journal, source)
     journal.close()
+
+
+def test_ctrl_c_is_acknowledged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, while the main thread is busy with the start of an engine, and then acts on it."""
+    heard: list[int] = []
+    err = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", err)
+    before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    try:
+        with acknowledged("Stopping soon."), interrupts_held_back():
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+            deadline = time.monotonic() + 10
+            while "\n" not in err.getvalue() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert err.getvalue() == "Stopping soon.\n"
+        with acknowledged("Nobody has pressed it."):
+            pass
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard
+    assert err.getvalue() == "Stopping soon.\n"
 
 
 @pytest.mark.parametrize(

@@ -286,3 +286,15 @@ def test_a_body_that_is_no_object(server: str, path: str, body: str) -> None:
     answer = httpx.post(f"{server}{path}", content=body, headers=headers)
     assert answer.status_code == 400
     assert f"must be a JSON object with names and values, and is {body}." in answer.text
+
+
+@pytest.mark.parametrize("messages", ["5", "null", '"Hello"', '{"role": "user"}'])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/invocations"])
+def test_messages_that_are_no_list(server: str, path: str, messages: str) -> None:
+    headers = {"Content-Type": "application/json"}
+    body = f'{{"model": "tiny", "messages": {messages}}}'
+    answer = httpx.post(f"{server}{path}", content=body, headers=headers)
+    assert answer.status_code == 400
+    assert json.loads(answer.text)["error"]["message"].startswith(
+        f"messages must be a list, and is {messages}."
+    )

@@ -169,9 +169,13 @@ def _go_on(
             asyncio.run(_answer(served, journal, source))
     if journal.done < plan.rows or journal.has_more_errors_than(args.max_errors):
         return _stopped(args, journal)
-    _check_input(args, journal, source)
     answered = journal.done - before
-    write_output(args.output, journal)
+    try:
+        _check_input(args, journal, source)
+        write_output(args.output, journal)
+    except KeyboardInterrupt:
+        print("Stopped: all rows have an answer. The same command writes them.", file=sys.stderr)
+        return _INTERRUPTED
     print(summary(journal, args.output, answered, time.monotonic() - begin))
     return 0
 
@@ -180,11 +184,11 @@ def _check_input(args: argparse.Namespace, journal: Journal, source: Source) -> 
     """Raise a ``ValueError`` if answers are not those of the rows that the input has now."""
     from vllm.bulk.output import journal_of
 
-    others = sum(not journal.is_of(row) for row in source.rows(lambda index: False))
-    if others or source.survey().sha256 != journal.plan.input_sha256:
+    same = sum(journal.is_of(row) for row in source.rows(lambda index: False))
+    if same < journal.plan.rows or source.survey().sha256 != journal.plan.input_sha256:
         raise ValueError(
-            f"{args.input} was changed while it was answered, and {others:,} answers are those of "
-            f"other rows: remove {journal_of(args.output)} and start again."
+            f"{args.input} was changed while it was answered ({same:,} of {journal.plan.rows:,} "
+            f"rows are as they were): remove {journal_of(args.output)} and start again."
         )
 
 

@@ -157,7 +157,8 @@ class Journal:
         if record is None or not record.startswith(b"plan "):
             if os.fstat(self._file).st_size and not self._is_begun():
                 raise ValueError(
-                    f"{self._path} is no log of vllm bulk: name another output, or move it away."
+                    f"{self._path} is no log of vllm bulk, or its first line is damaged: name "
+                    "another output, or move it away."
                 )
             return None
         header = json.loads(record[5:])

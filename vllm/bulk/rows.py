@@ -107,9 +107,11 @@ class _Lines:
 def _fields_of_line(line: bytes) -> tuple[dict[str, Any] | None, str]:
     """Return the fields, or None and what the line is instead of an object."""
     try:
-        fields = json.loads(line.decode("utf-8-sig"), parse_constant=_no_constant)
+        fields = json.loads(line.decode("utf-8-sig").rstrip(), parse_constant=_no_constant)
     except UnicodeDecodeError as error:
         return None, f"no text in UTF-8: {error.reason}"
+    except json.JSONDecodeError as error:
+        return None, f"no JSON: {error.msg} (column {error.colno})"
     except (ValueError, RecursionError) as error:
         return None, f"no JSON: {error}"
     if not isinstance(fields, dict):

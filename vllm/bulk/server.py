@@ -5,11 +5,14 @@ What a row may hold, what is refused and what comes back are therefore the serve
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from argparse import Namespace
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from multiprocessing import resource_tracker
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import httpx
@@ -68,7 +71,7 @@ async def serving(args: Namespace) -> AsyncIterator[InProcessServer]:
     from vllm.entrypoints.launchers.app import build_app
     from vllm.usage.usage_lib import UsageContext
 
-    with interrupts_held_back():
+    with acknowledged("Stopping once the engine has started."), interrupts_held_back():
         engines = build_async_engine_client(args, usage_context=UsageContext.OPENAI_BATCH_RUNNER)
         engine = await engines.__aenter__()
     try:
@@ -96,3 +99,28 @@ def interrupts_held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def acknowledged(sentence: str) -> Iterator[None]:
+    """Say so at once when Ctrl-C is pressed, however long the main thread takes to act on it.
+
+    It is heard by the thread that begins here, which `interrupts_held_back` does not silence.
+    """
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+
+    def say() -> None:
+        if os.read(read, 1):  # nothing once the block has ended
+            print(sentence, file=sys.stderr)
+
+    thread = Thread(target=say, daemon=True)
+    thread.start()
+    before = signal.set_wakeup_fd(write)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(write)
+        thread.join()
+        os.close(read)

@@ -76,14 +76,21 @@ def check_limits(fields: Mapping[str, Any], flags: ServerFlags) -> None:
 
 
 def check_object(body: Any) -> None:
-    """Refuse a body that is JSON and no object, which no route takes.
+    """Refuse a body that is JSON and no object, or whose messages are no list: no route takes it.
+
+    Upstream goes through messages before anything has looked at their type.
 
     Raises:
-        VLLMValidationError: names its type.
+        VLLMValidationError: shows what it is.
     """
     if not isinstance(body, dict):
         raise VLLMValidationError(
             f"The body must be a JSON object with names and values, and is {json.dumps(body):.50}."
+        )
+    messages = body.get("messages", [])
+    if not isinstance(messages, list) and (messages is not None or "prompt" not in body):
+        raise VLLMValidationError(
+            f"messages must be a list, and is {json.dumps(messages):.50}.", parameter="messages"
         )
 
 

@@ -15,7 +15,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.hf_compat.arguments import HONOURED, without_harmless
 from vllm.hf_compat.field_names import nearest_name
 from vllm.hf_compat.generation_config import merge_generation_config
-from vllm.hf_compat.plain_values import use_plain_values
+from vllm.hf_compat.plain_values import refuse_text, use_plain_values
 from vllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -145,6 +145,7 @@ class GenerateCall:
             VLLMValidationError: HF refuses a value, or something is no argument of `generate()`.
         """
         merged = merge_generation_config(self.config, of_model)
+        refuse_text({**vars(merged), **self.arguments})
         try:
             unknown = merged.update(**self.arguments)
             use_plain_values(merged)

@@ -45,16 +45,9 @@ class ProcessorCheck:
         key = Pipeline.key(request)
         if key in self._passed:
             return
-        for name, token_ids in _token_ids(request):
-            for token_id in token_ids:
-                if not isinstance(token_id, int) or 0 <= token_id < self._vocab_size:
-                    continue
-                raise VLLMValidationError(
-                    f"{name} names token {token_id}, but the model's tokens are 0 to "
-                    f"{self._vocab_size - 1}."
-                )
         try:
             check_sequences(request.fields)
+            self._check_ids(request)
             self._try(request)
         except ValueError as error:
             raise VLLMValidationError(_shortened(str(error))) from None
@@ -67,6 +60,15 @@ class ProcessorCheck:
             self._passed.clear()
         if key is not None:
             self._passed.add(key)
+
+    def _check_ids(self, request: HFRequest) -> None:
+        for name, token_ids in _token_ids(request):
+            for token_id in token_ids:
+                if isinstance(token_id, int) and not 0 <= token_id < self._vocab_size:
+                    raise VLLMValidationError(
+                        f"{name} names token {token_id}, but the model's tokens are 0 to "
+                        f"{self._vocab_size - 1}."
+                    )
 
     def _try(self, request: HFRequest) -> None:
         """Process one row after a prompt of one token."""

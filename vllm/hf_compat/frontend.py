@@ -316,8 +316,10 @@ class Frontend:
             max_position_embeddings=self.max_position_embeddings,
         )
         if prompt_len + params.max_tokens > self.max_model_len:
+            # One is also what is tried before the prompt is known.
+            prompt = "Even one token" if prompt_len == 1 else f"The prompt's {prompt_len} tokens"
             raise VLLMValidationError(
-                f"The prompt's {prompt_len} tokens and {params.max_tokens} new ones exceed "
+                f"{prompt} and {params.max_tokens} new ones exceed "
                 f"max_model_len={self.max_model_len}, where Hugging Face would go on: raise "
                 "max_model_len or lower max_new_tokens."
             )

@@ -136,8 +136,10 @@ def max_new_tokens(
         if max_position_embeddings is not None:
             limit = min(limit, max_position_embeddings)
     if limit <= prompt_len:
+        # One is also what is tried before the prompt is known.
+        has = f"The prompt has {prompt_len} tokens" if prompt_len > 1 else "A prompt has tokens"
         raise VLLMValidationError(
-            f"The prompt has {prompt_len} tokens and max_length={limit} counts them: raise "
+            f"{has} and max_length={limit} counts them: raise "
             "max_length, or set max_new_tokens, which does not."
         )
     return int(limit - prompt_len)

@@ -6,6 +6,7 @@ or does something else for each, one sentence asks for a plain number.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,31 @@ _TOKENS = (
     "suppress_tokens",
 )
 """Fields of which `generate()` makes tensors, whatever they are."""
+
+_NUMBERS = (
+    *_LENGTHS,
+    "encoder_no_repeat_ngram_size",
+    "encoder_repetition_penalty",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "guidance_scale",
+    "length_penalty",
+    "max_time",
+    "min_length",
+    "min_new_tokens",
+    "min_p",
+    "no_repeat_ngram_size",
+    "num_beams",
+    "num_return_sequences",
+    "prompt_lookup_num_tokens",
+    "repetition_penalty",
+    "temperature",
+    "top_h",
+    "top_k",
+    "top_p",
+    "typical_p",
+)
+"""Fields that `generate()` compares with numbers: it fails on text, at one place or another."""
 
 _LISTS = ("bad_words_ids", "exponential_decay_length_penalty", "sequence_bias", "stop_strings")
 _ARRAYS = (np.ndarray, torch.Tensor)
@@ -54,6 +80,22 @@ def use_plain_values(config: GenerationConfig) -> None:
             )
     for name in _LENGTHS:
         setattr(config, name, _whole_number(name, getattr(config, name)))
+
+
+def refuse_text(fields: Mapping[str, Any]) -> None:
+    """Refuse text in place of a number, as arguments of a command line are.
+
+    Args:
+        fields: of a configuration.
+
+    Raises:
+        VLLMValidationError: names the field.
+    """
+    for name in _NUMBERS:
+        if isinstance(value := fields.get(name), str):
+            raise VLLMValidationError(
+                f"{name}={value!r:.100} is text: give a number.", parameter=name
+            )
 
 
 def _whole_number(name: str, value: Any) -> int | None:

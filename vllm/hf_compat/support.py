@@ -182,7 +182,7 @@ def _check_sequences(biases: dict[Any, Any]) -> None:
         if not isinstance(key, tuple):
             raise VLLMValidationError(
                 f"sequence_bias has the key {key!r:.100}: give tuples of token ids, also for one "
-                "token.",
+                "token, as in {(11, 12): -2.0, (13,): 5.0}.",
                 parameter="sequence_bias",
             )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import resource
 import signal
 import sys
@@ -34,7 +35,8 @@ _NUM_TOKENS = 64
 """That a trial follows a grammar for."""
 
 _LONGEST_REASON = 500  # xgrammar quotes the grammar
-
+_TIME_AND_PLACE = re.compile(r"\[[\d:]+\] \S+:\d+: ")
+"""What xgrammar's messages begin with; a refusal is the same at any time of day."""
 
 Outcome = tuple[str, bool] | None
 """What was wrong, and whether it was a limit of the trial; None for nothing."""
@@ -115,7 +117,7 @@ def _try(trial: Trial, vocabulary: Any, tokens: list[int]) -> Outcome:
     try:
         compiled = getattr(compiler, trial.method)(*trial.args, **trial.kwargs)
     except Exception as error:
-        text = str(error).strip() or type(error).__name__
+        text = _TIME_AND_PLACE.sub("", str(error)).strip().rstrip(".") or type(error).__name__
         if isinstance(error, MemoryError) or "bad_alloc" in text:
             return "it needs more memory than a grammar may have", True
         return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]} ...", False
