@@ -1,17 +1,18 @@
 """Prints what an engine answers: with a library, its portable operations are emulated CUDA kernels.
 
-    python -m tests.deterministic.emulated_engine [LIBRARY [captured]]
+    python -m tests.deterministic.emulated_engine [LIBRARY] [--captured] [--update FOLDER]
 
-The engine's tensors stay on the CPU; "captured" lets steps of decoding be replayed. Before it
-answers, it takes the step without requests whose memory vLLM measures on GPUs.
+The engine's tensors stay on the CPU; --captured lets steps of decoding be replayed. Before it
+answers, it takes the step without requests whose memory vLLM measures on GPUs. It answers again
+with the weights of --update, if there are some.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
-import sys
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # a function goes to the worker
@@ -51,10 +52,10 @@ def _digest(logprobs: Any) -> str:
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
-def start() -> LLM:
-    """Return an engine of the bundled model, in deterministic mode."""
+def start(model: str) -> LLM:
+    """Return an engine of a model, in deterministic mode."""
     return LLM(
-        str(MODEL),
+        model,
         dtype="bfloat16",
         deterministic=True,
         max_model_len=64,
@@ -98,15 +99,24 @@ def num_replayed(worker: Any) -> int:
 
 
 def main() -> None:
-    operations: Any = emulated_operations(sys.argv[1]) if len(sys.argv) > 1 else nullcontext(())
+    parser = argparse.ArgumentParser()
+    parser.add_argument("library", nargs="?")
+    parser.add_argument("--model", default=str(MODEL))
+    parser.add_argument("--captured", action="store_true")
+    parser.add_argument("--update")
+    args = parser.parse_args()
+    operations: Any = emulated_operations(args.library) if args.library else nullcontext(())
     with operations as called:
-        llm = start()
+        llm = start(args.model)
         found: dict[str, Any] = {"rows": llm.collective_rpc(measure)}
-        if "captured" in sys.argv:
+        if args.captured:
             llm.collective_rpc(capture)
             answers(llm)
         found["answers"] = answers(llm)
-        if "captured" in sys.argv:
+        if args.update:
+            llm.collective_rpc("reload_weights", kwargs={"weights_path": args.update})
+            found["updated"] = answers(llm)
+        if args.captured:
             found["replayed"] = llm.collective_rpc(num_replayed)
         print(json.dumps(found | {"emulated": sorted(called)}))
 

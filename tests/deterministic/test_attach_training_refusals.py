@@ -146,3 +146,17 @@ def test_log_probs_need_an_attached_model() -> None:
 def test_arguments_of_log_probs_are_refused(arguments: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         token_log_probs(trained(), token_ids(5), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "reason"),
+    [
+        ([5, 6, 7], None, r"input_ids is of type list: it must be a tensor \[batch, tokens\]"),
+        (token_ids(5)[0], None, r"input_ids is a tensor \[5\]: it must be"),
+        (token_ids(5), torch.ones(1, 3), r"is a tensor \[1, 3\], and .* \[1, 5\]: both"),
+        (token_ids(5), [[1] * 5], "attention_mask is of type list, and input_ids a tensor"),
+    ],
+)
+def test_shapes_of_log_probs_are_refused(ids: Any, mask: Any, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        token_log_probs(trained(), ids, attention_mask=mask)

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,8 @@ from transformers import PreTrainedModel
 
 from tests.deterministic.models import bundled_model, padded, random_model, token_ids
 from tests.emulated_gpu.device import GPU, emulated_gpu, to_gpu
-from tests.engines import ROOT
+from tests.engines import MODEL, ROOT
+from tests.live_weights.checkpoints import changed_checkpoint
 from vllm import SamplingParams
 from vllm.deterministic import attach
 from vllm.deterministic.sampler import PortableSampler
@@ -181,6 +183,7 @@ def test_the_sampler_chooses_the_same_and_never_waits(is_cut: bool) -> None:
     assert waits == []
 
 
+@cache
 def engine(*arguments: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "tests.deterministic.emulated_engine", *arguments],
@@ -208,11 +211,17 @@ def test_an_engine_on_the_kernels_of_a_gpu(emulated_library: Path) -> None:
     }
 
 
-def test_steps_can_be_cuda_graphs(emulated_library: Path) -> None:
-    """Replayed with the memory that was theirs, they have the bits of steps that are computed."""
-    captured, plain = engine(str(emulated_library), "captured"), engine()
-    assert captured["answers"] == plain["answers"]
-    assert captured["replayed"] == [4]
+def test_steps_can_be_cuda_graphs(emulated_library: Path, tmp_path: Path) -> None:
+    """Replayed with the memory that was theirs, they have the bits of steps that are computed.
+
+    So they have after an update of the weights, which is packed into that memory.
+    """
+    changed = str(changed_checkpoint(MODEL, tmp_path / "changed"))
+    captured = engine(str(emulated_library), "--captured", "--update", changed)
+    assert captured["answers"] == engine()["answers"]
+    assert captured["updated"] == engine("--model", changed)["answers"]
+    assert captured["updated"] != captured["answers"]
+    assert captured["replayed"] == [8]
 
 
 PRODUCT = """

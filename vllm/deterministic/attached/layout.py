@@ -171,7 +171,11 @@ def make_layout(
     """
     columns = int(q_offset) + q_length
     if kv_offset + kv_length != columns:
-        raise refusal("this cache", "it must hold the tokens so far and no more, as DynamicCache")
+        raise refusal(
+            "this cache or attention_mask",
+            f"for {columns} tokens it has {kv_offset + kv_length} columns: a cache must hold the "
+            "tokens so far and no more, as DynamicCache does, and a mask must have one for each",
+        )
     if options.get("use_vmap") or mask_function is None:
         raise refusal("this mask", "only causal masks and sliding windows are specified")
     keys = torch.arange(kv_offset, columns, device=device)

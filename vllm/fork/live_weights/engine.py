@@ -7,7 +7,8 @@ from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from vllm.fork.live_weights.registry import REFUSED, live_weights_of
+from vllm.fork.live_weights.registry import REFUSED
+from vllm.fork.live_weights.worker import AS_LOADED, IN_PLACE_OF_UPSTREAMS, State, weights_state
 from vllm.fork.worker_replies import taking_all_replies
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import RequestStatus
@@ -17,75 +18,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.request import Request
 
-State = tuple[int, str | None]
-"""A version of the weights, and why there are no answers with them; None if there are."""
-
-_AS_LOADED: State = (0, None)
 _SEEN = "seen_weights"  # of an engine: the states of its workers
-
-
-def compute_weight_checksums(worker: Any) -> dict[str, str]:
-    """As upstream's method of a worker, which knows no packed weights.
-
-    Raises:
-        ValueError: the model has some, so that the digests would be those of no numbers.
-    """
-    live = live_weights_of(worker.model_runner.get_model())
-    if live is not None and live.packs_weights:
-        raise ValueError(
-            "The weights of this engine have no checksums, since it keeps them packed: compare its "
-            "logprobs with those of the trainer, or of a fresh engine."
-        )
-    return dict(worker.compute_weight_checksums())
-
-
-def reset_weights(worker: Any) -> None:
-    """As upstream's method of a worker, after which there are no answers until weights come."""
-    live = live_weights_of(worker.model_runner.get_model())
-    if live is None:
-        worker.reset_weights()
-    else:
-        live.discard("The weights were reset.")
-
-
-def init_weight_transfer_engine(worker: Any, init_info: dict[str, Any]) -> None:
-    """As upstream's method of a worker; the trainer takes the place of one that ended midway."""
-    _end_update(worker)
-    worker.init_weight_transfer_engine(init_info)
-
-
-def finish_weight_update(worker: Any) -> None:
-    """As upstream's method of a worker, which takes an update whose end failed as going on."""
-    try:
-        worker.finish_weight_update()
-    except Exception:
-        _end_update(worker)
-        raise
-
-
-def _end_update(wrapper: Any) -> None:
-    worker = wrapper.worker
-    if worker.weight_transfer_engine is not None and worker._weight_update_active:
-        worker.weight_transfer_engine.reset_weight_update_target()
-        worker._weight_update_active = False
-
-
-_OURS = {
-    one.__name__: one
-    for one in (
-        compute_weight_checksums,
-        reset_weights,
-        init_weight_transfer_engine,
-        finish_weight_update,
-    )
-}
-"""Methods of workers that upstream calls by name."""
-
-
-def weights_state(worker: Any) -> State:
-    """Return the state of the weights of a worker's model; called in the worker."""
-    live = live_weights_of(worker.model_runner.get_model())
-    return _AS_LOADED if live is None else (live.version, live.obstacle())
 
 
 def noticing_new_weights(rpc: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,7 +35,7 @@ def noticing_new_weights(rpc: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(rpc)
     def call(core: EngineCore, method: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            result = rpc(core, _OURS.get(method, method), *args, **kwargs)
+            result = rpc(core, IN_PLACE_OF_UPSTREAMS.get(method, method), *args, **kwargs)
         except Exception:
             with suppress(Exception):  # of workers that have ended: the call has its own error
                 _notice(core)
@@ -170,7 +103,7 @@ def _answer(core: Any, request: Request, reason: str) -> None:
 
 def _notice(core: EngineCore) -> None:
     states: list[State] = core.model_executor.collective_rpc(weights_state)
-    if states == getattr(core, _SEEN, [_AS_LOADED] * len(states)):
+    if states == getattr(core, _SEEN, [AS_LOADED] * len(states)):
         return
     setattr(core, _SEEN, states)
     if (reason := _refusal(core)) is not None:

@@ -307,7 +307,8 @@ def _wrong(name: str, error: Exception) -> str:
     said = reason[0].partition(". ")[0].rstrip(".") if reason else type(error).__name__
     if isinstance(error, KeyError):
         said = f"the model has no weight {said}"
-    return f"The weight {name} cannot be loaded: {said}."
+    what = f"The weight {name}" if name else "The checkpoint"
+    return f"{what} cannot be loaded: {said}."
 
 
 def _form_of(layer: nn.Module, name: str, param: Any) -> torch.Tensor:

@@ -46,6 +46,7 @@ def log_probs_of_tokens(
     Raises:
         ValueError: the model is not attached, autocast is on, or an argument is none of these.
     """
+    _check_shapes(input_ids, attention_mask)
     kept = input_ids.shape[1] - 1 if logits_to_keep is None else logits_to_keep
     _check(model, input_ids, kept)
     _check_sampling(temperature, top_k, top_p)
@@ -68,6 +69,25 @@ def log_probs_of_tokens(
     is_token = attention_mask.bool()
     is_given = (is_token[:, 1:] & is_token[:, :-1])[:, -kept:]
     return values.masked_fill(~is_given, 0.0)
+
+
+def _check_shapes(input_ids: Any, attention_mask: Any) -> None:
+    if not isinstance(input_ids, torch.Tensor) or input_ids.dim() != 2:
+        raise ValueError(
+            f"token_log_probs: input_ids is {_form_of(input_ids)}: it must be a tensor [batch, "
+            "tokens], with one row for one sequence."
+        )
+    if attention_mask is not None and _form_of(attention_mask) != _form_of(input_ids):
+        raise ValueError(
+            f"token_log_probs: attention_mask is {_form_of(attention_mask)}, and input_ids "
+            f"{_form_of(input_ids)}: both must have the same shape."
+        )
+
+
+def _form_of(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor {list(value.shape)}"
+    return f"of type {type(value).__name__}"
 
 
 def _check(model: Any, input_ids: torch.Tensor, kept: int) -> None:
