@@ -86,15 +86,16 @@ wheel: plan $(BIN)/python
 	@mkdir -p dist && rm -f dist/vllm-*.whl && mv build/wheel/*.whl dist
 	@$(PYTHON) -m distribution.release dist
 
-# The property, seed, beam, speculation, fuzz and exactness tests at full length: two hours or three.
+# The property, seed, beam, speculation, fuzz and exactness tests at full length, and those that are
+# marked as long: three hours or more.
 test-long: plan dev
 	HF_COMPAT_TESTS=long $(BIN)/python -m pytest tests/hf_compat/test_generate.py \
 		tests/hf_compat/test_long_parameters.py \
 		tests/hf_compat/test_speculation.py tests/hf_compat/test_beams.py \
 		tests/server/test_fuzz.py tests/server/test_soak.py tests/server/test_stop_strings.py \
 		tests/hf_exact tests/hf_numerics tests/live_weights tests/distribution/test_nvcc.py \
-		tests/docs/test_reinforcement.py tests/bulk tests/receipts \
-		tests/upstream
+		tests/docs tests/bulk tests/receipts tests/scale_out tests/fork/test_compiler.py \
+		tests/kernels/compilers/test_cuda_build.py tests/upstream
 
 # The documentation as a site, in build/site; docs-serve shows it, and follows edits.
 docs: plan dev

@@ -68,9 +68,8 @@ def test_the_trainer_of_trl() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("example", "flag"), [("grpo.py", "--plain"), ("grpo_trl.py", "--stock")][: size(1, 2)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("example", "flag"), [("grpo.py", "--plain"), ("grpo_trl.py", "--stock")])
 def test_they_are_apart_otherwise(example: str, flag: str) -> None:
     """What the examples print is not 0 by itself."""
     assert all(apart > 1e-4 for _, apart in steps(example, flag, "--steps", "2"))

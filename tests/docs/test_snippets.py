@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,20 @@ PAGES = [
 ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+LONG_PAGES = {
+    *("docs/guides/bulk.md", "docs/guides/own-models.md", "docs/guides/parity.md"),
+    *("docs/guides/scale-out.md", "docs/receipts.md"),
+}
+"""Of more commands than others; what they do is tested elsewhere, too."""
+
+
+def _cases() -> Iterator[Any]:
+    for page in PAGES:
+        name = str(page.relative_to(ROOT))
+        yield pytest.param(page, id=name, marks=[pytest.mark.long] * (name in LONG_PAGES))
+
+
+@pytest.mark.parametrize("page", _cases())
 def test_what_a_page_shows_runs(
     page: Path, servers: Servers, shared_engines: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,7 @@ def test_a_model_that_is_to_be_compiled_is_refused(
     assert "TORCH_COMPILE_DISABLE" not in os.environ
 
 
+@pytest.mark.long
 def test_an_eager_engine_answers_what_upstream_compiles_for(tmp_path: Path) -> None:
     """Logprobs: a function of vLLM's sampler is compiled, whatever the model is."""
     answers = {}

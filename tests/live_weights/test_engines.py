@@ -107,7 +107,10 @@ def adapter_at(folder: Path, name: str = "adapter", **settings: Any) -> LoRARequ
     return LoRARequest(name, 1 + sum(name.encode()), str(folder), **settings)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode",
+    [pytest.param(mode, marks=[pytest.mark.long] * (mode == "none")) for mode in MODES],
+)
 def test_each_way(new_model: Path, adapters: list[Path], tmp_path: Path, mode: str) -> None:
     settings = {**MODES[mode], "max_num_batched_tokens": 2048}
     has_adapters = "enable_lora" in settings

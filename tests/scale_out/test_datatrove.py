@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from transformers import GenerationConfig
 
 from tests.scale_out.processes import kill, start_example, wait_until
@@ -43,6 +44,7 @@ def checkpoints(target: Path) -> int:
     return sum(len(file.read_bytes().splitlines()) for file in files)
 
 
+@pytest.mark.long
 def test_two_servers_of_which_one_is_killed_answer_as_one_engine(
     local_ray: LocalRay,
     engine: LLM,

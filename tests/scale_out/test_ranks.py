@@ -36,7 +36,7 @@ def cores_are_chosen_by_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     "ranks",
     [
         pytest.param({"tensor_parallel_size": 2}, id="tensor parallel"),
-        pytest.param({"pipeline_parallel_size": 2}, id="pipeline, nothing compiled"),
+        pytest.param({"pipeline_parallel_size": 2}, id="pipeline", marks=pytest.mark.long),
     ],
 )
 def test_two_ranks_on_a_machine_of_any_numa_nodes(

@@ -71,6 +71,7 @@ def compile_host_program(folder: Path, rule: DivisionRule) -> Path:
     return program
 
 
+@pytest.mark.long
 def test_the_cuda_library_builds_for_every_architecture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
