@@ -148,6 +148,8 @@ def adapter_that_is_replaced(llm: LLM, adapters: list[Path], place: Path) -> Non
 
 def no_answers_of_no_model(llm: LLM, tensors: Tensors, expected: list[Any]) -> None:
     """What failed midway, or came in part, is told to who asks; then all weights come."""
+    with pytest.raises(Exception, match=r"There is no checkpoint /none/here: nothing"):
+        reload_from(Path("/none/here"), llm)
     broken = [*tensors[:6], ("model.norm.weight", torch.zeros(3))]
     with pytest.raises(Exception, match=r"norm.weight \[3\] cannot be loaded.* have not\. The"):
         llm.apply_model(partial(load_stream, broken))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from vllm.fork.flags import ForkFlags
@@ -59,9 +60,20 @@ def _in_checkpoint_format(reload: Callable[..., None]) -> Callable[..., None]:
                 "reload_weights(is_checkpoint_format=False) writes into parameters by itself, and "
                 "layers keep what was made of them: give the weights as a checkpoint has them."
             )
+        _check_folder(kwargs.get("weights_path", args[1] if len(args) > 1 else None))
         reload(*args, **kwargs)
 
     return reload_weights
+
+
+def _check_folder(name: str | None) -> None:
+    """Raise a ``ValueError`` if a path that cannot be the name of a model of the Hub is not there,
+    where a name of the Hub would be looked for.
+    """
+    if name is None or Path(name).exists():
+        return
+    if name.startswith((".", "~", "/")) or name.count("/") > 1:
+        raise ValueError(f"There is no checkpoint {name}: nothing was changed.")
 
 
 def _refuse(runner: GPUModelRunner, reason: str) -> None:
