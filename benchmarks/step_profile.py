@@ -89,7 +89,7 @@ def finish(llm: LLM) -> None:
         llm.llm_engine.step()
 
 
-def shares(work: Callable[[], None]) -> dict[str, float]:
+def shares(work: Callable[[], object]) -> dict[str, float]:
     """Return which share of some work each of `KINDS` takes, and what each operator takes."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -123,9 +123,9 @@ def measure(llm: LLM, batch: int, params: dict[str, Any]) -> dict[str, Any]:
             decoding.append(time.perf_counter() - begin)
         finish(llm)
     add_prompts(llm, batch, params)
-    of_prompts = shares(lambda: (step(), None)[1])
+    of_prompts = shares(step)
     step()
-    of_decoding = shares(lambda: [step() for _ in range(STEPS)] and None)
+    of_decoding = shares(lambda: [step() for _ in range(STEPS)])
     finish(llm)
     return {
         "decoding": {"ms": 1e3 * statistics.median(decoding), **of_decoding},
