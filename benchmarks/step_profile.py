@@ -1,12 +1,12 @@
 """Where the time of an engine's steps goes: products, attention, other operators, Python.
 
     python -m benchmarks.step_profile [MODEL] [--modes none hf_compat exact deterministic]
-        [--batches 1 8 32 64] [--json FILE]
+        [--batches 1 8 32 64] [--params JSON] [--json FILE]
 
-Each mode has a process of its own. Steps of decoding and of prompts are taken apart. PyTorch's
-profiler says what the operators take themselves; what is left of a step's time is Python (the
-scheduler, the sampler's preparation, what calls the operators). Steps are timed without the
-profiler, which slows them, and its shares are applied to that time.
+Steps of decoding and of prompts are taken apart, each mode in a process of its own. How long a step
+is, and how much of it is the worker's, is measured without PyTorch's profiler; another round with
+it says how the worker's time is divided. What is not the worker's is the engine's: the scheduler,
+the messages between its processes, the tokens' way to the caller.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.step_profile_worker import begin, end
+
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the profiler sees its own process alone
+os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # functions go to the worker
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -35,28 +35,27 @@ MODES: dict[str, dict[str, Any]] = {
     "exact": {"hf_compat": "exact"},
     "deterministic": {"deterministic": True},
 }
-KINDS = ("products", "attention", "other operators", "Python")
+KINDS = ("products", "attention", "other operators", "Python", "engine")
 PROMPT_TOKENS = 64
 STEPS = 32
 
-_PRODUCTS = (
-    *("mm", "addmm", "bmm", "linear", "matmul", "mkldnn", "onednn", "product", "gemm", "gemv"),
-    *("row_linear", "grouped"),
-)
-_ATTENTION = ("attention", "sdpa", "reshape_and_cache", "portable_append")
+_KINDS_OF_OPERATORS = {
+    "attention": ("attention", "sdpa", "reshape_and_cache", "append"),
+    "products": ("mm", "linear", "matmul", "mkldnn", "onednn", "product", "gemm", "gemv"),
+}
+"""By what is in an operator's name."""
 
 
 def kind_of(operator: str) -> str:
     """Return to which of `KINDS` the time of an operator counts."""
-    if any(name in operator for name in _ATTENTION):
-        return "attention"
-    if any(name in operator for name in _PRODUCTS):
-        return "products"
+    for kind, names in _KINDS_OF_OPERATORS.items():
+        if any(name in operator for name in names):
+            return kind
     return "other operators"
 
 
 def start(model: str, mode: str, dtype: str) -> LLM:
-    """Return an engine in this process."""
+    """Return an engine."""
     from vllm import LLM
 
     return LLM(
@@ -70,66 +69,62 @@ def start(model: str, mode: str, dtype: str) -> LLM:
     )
 
 
-def add_prompts(llm: LLM, batch: int, params: dict[str, Any]) -> None:
-    """Give the engine a batch of prompts; all of them are taken in one step."""
+def seconds_of(llm: LLM, batch: int, new_tokens: int, params: dict[str, Any]) -> float:
+    """Answer prompts, and return how long it takes."""
     from vllm import SamplingParams
 
-    for i in range(batch):
-        ids = [5 + (i * 37 + j * 11) % 4000 for j in range(PROMPT_TOKENS)]
-        llm.llm_engine.add_request(
-            f"{i}-{time.monotonic_ns()}",
-            {"prompt_token_ids": ids},
-            SamplingParams(max_tokens=3 + 2 * STEPS, ignore_eos=True, **params),
-        )
+    prompts = [
+        {"prompt_token_ids": [5 + (i * 37 + j * 11) % 4000 for j in range(PROMPT_TOKENS)]}
+        for i in range(batch)
+    ]
+    first = time.perf_counter()
+    llm.generate(
+        prompts,
+        SamplingParams(max_tokens=new_tokens, ignore_eos=True, **params),
+        use_tqdm=False,
+    )
+    return time.perf_counter() - first
 
 
-def finish(llm: LLM) -> None:
-    """Let the engine answer what it has."""
-    while llm.llm_engine.has_unfinished_requests():
-        llm.llm_engine.step()
+def watched(
+    llm: LLM, batch: int, new_tokens: int, params: dict[str, Any], *, is_profiled: bool
+) -> dict[str, Any]:
+    """Return the seconds of all and of the worker, and of each operator if it is profiled."""
+    llm.collective_rpc(begin, args=(is_profiled,))
+    seconds = seconds_of(llm, batch, new_tokens, params)
+    (found,) = llm.collective_rpc(end)
+    by_kind = dict.fromkeys(KINDS, 0.0)
+    for name, taken in found["operators"].items():
+        by_kind[kind_of(name)] += taken
+    return {"all": seconds, "worker": found["seconds"], **by_kind}
 
 
-def shares(work: Callable[[], object]) -> dict[str, float]:
-    """Return which share of some work each of `KINDS` takes, and what each operator takes."""
-    from torch.profiler import ProfilerActivity, profile
+def measure(llm: LLM, batch: int, params: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the milliseconds of a step of decoding and of prompts, and what takes them."""
+    seconds_of(llm, batch, 1 + STEPS, params)  # warms up
+    found = {}
+    for is_profiled in (False, True):
+        rounds = [
+            [watched(llm, batch, n, params, is_profiled=is_profiled) for n in (1, 1 + STEPS)]
+            for _ in range(1 if is_profiled else 3)
+        ]
+        prompts = min((one for one, _ in rounds), key=lambda one: one["all"])
+        whole = min((one for _, one in rounds), key=lambda one: one["all"])
+        steps = {name: (whole[name] - prompts[name]) / STEPS for name in whole}
+        found[is_profiled] = {"prompts": prompts, "decoding": steps}
+    return {step: _milliseconds(found[False][step], found[True][step]) for step in found[True]}
 
-    begin = time.perf_counter()
-    with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        begin = time.perf_counter()
-        work()
-        whole = time.perf_counter() - begin
-    found = dict.fromkeys(KINDS, 0.0)
-    for event in profiler.key_averages():
-        found[kind_of(event.key)] += event.self_cpu_time_total / 1e6 / whole
-    found["Python"] = max(0.0, 1 - sum(found.values()))
-    return found
 
-
-def measure(llm: LLM, batch: int, params: dict[str, Any]) -> dict[str, Any]:
-    """Return the milliseconds of a step of decoding and of prompts, and what takes their time."""
-    step = llm.llm_engine.step
-    add_prompts(llm, batch, params)  # warms up
-    finish(llm)
-    prompts, decoding = [], []
-    for _ in range(3):
-        add_prompts(llm, batch, params)
-        begin = time.perf_counter()
-        step()
-        prompts.append(time.perf_counter() - begin)
-        step()
-        for _ in range(STEPS):
-            begin = time.perf_counter()
-            step()
-            decoding.append(time.perf_counter() - begin)
-        finish(llm)
-    add_prompts(llm, batch, params)
-    of_prompts = shares(step)
-    step()
-    of_decoding = shares(lambda: [step() for _ in range(STEPS)])
-    finish(llm)
+def _milliseconds(timed: dict[str, float], profiled: dict[str, float]) -> dict[str, float]:
+    """Divide the worker's time as the profiler does, which slows it."""
+    scale = 1e3 * timed["worker"] / profiled["worker"]
+    parts = {kind: scale * profiled[kind] for kind in KINDS[:3]}
+    worker, whole = 1e3 * timed["worker"], 1e3 * timed["all"]
     return {
-        "decoding": {"ms": 1e3 * statistics.median(decoding), **of_decoding},
-        "prompts": {"ms": 1e3 * statistics.median(prompts), **of_prompts},
+        "ms": whole,
+        **parts,
+        "Python": max(0.0, worker - sum(parts.values())),
+        "engine": max(0.0, whole - worker),
     }
 
 
@@ -152,9 +147,8 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
         table.add_column(column, justify="right")
     for step in ("decoding", "prompts"):
         for row in rows:
-            found = row[step]
-            parts = [f"{found['ms'] * found[kind]:.2f}" for kind in KINDS]
-            table.add_row(step, str(row["batch"]), row["mode"], f"{found['ms']:.2f}", *parts)
+            parts = [f"{row[step][name]:.2f}" for name in ("ms", *KINDS)]
+            table.add_row(step, str(row["batch"]), row["mode"], *parts)
     Console(width=120).print(table)
 
 
