@@ -46,8 +46,8 @@ class ProcessorCheck:
         if key in self._passed:
             return
         try:
-            check_sequences(request.fields)
             self._check_ids(request)
+            check_sequences(request.fields)
             self._try(request)
         except ValueError as error:
             raise VLLMValidationError(_shortened(str(error))) from None
@@ -88,10 +88,8 @@ def _token_ids(request: HFRequest) -> Iterator[tuple[str, Iterable[int]]]:
         value: Any = fields.get(name)
         yield name, value if isinstance(value, list | tuple) else [value]
     yield "bad_words_ids", _of_lists(fields.get("bad_words_ids"))
-    yield (
-        "sequence_bias",
-        _of_lists([pair[0] for pair in fields.get("sequence_bias") or [] if pair]),
-    )
+    pairs = (pair for pair in fields.get("sequence_bias") or [] if isinstance(pair, list | tuple))
+    yield "sequence_bias", _of_lists([pair[0] for pair in pairs if pair])
     if "exponential_decay_length_penalty" in fields:
         yield "eos_token_id", request.eos_token_ids
 
