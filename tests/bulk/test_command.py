@@ -160,6 +160,7 @@ def test_bad_rows_have_their_reason(uninterrupted: tuple[Path, str, str]) -> Non
     assert "max_model_len=1024" in reasons[19]
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_writes_the_same_bytes(
     source: Path, uninterrupted: tuple[Path, str, str], tmp_path: Path
 ) -> None:

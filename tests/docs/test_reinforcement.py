@@ -54,6 +54,7 @@ def test_a_run_that_is_killed_goes_on(tmp_path: Path) -> None:
     assert {apart for _, apart in found} == {0.0}
 
 
+@pytest.mark.long
 def test_adapters_that_are_trained() -> None:
     num_steps = size(3, 50)
     assert steps("grpo.py", "--lora", "--steps", str(num_steps)) == [

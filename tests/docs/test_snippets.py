@@ -33,8 +33,9 @@ PAGES = [
 
 
 LONG_PAGES = {
-    *("docs/guides/bulk.md", "docs/guides/own-models.md", "docs/guides/parity.md"),
-    *("docs/guides/scale-out.md", "docs/receipts.md"),
+    *(f"docs/guides/{name}.md" for name in ("adapters", "bulk", "own-models", "parity")),
+    *("docs/guides/quantised.md", "docs/guides/scale-out.md", "docs/develop/changes.md"),
+    "docs/receipts.md",
 }
 """Of more commands than others; what they do is tested elsewhere, too."""
 

@@ -72,12 +72,18 @@ def test_trials_side_by_side(trials: Trials) -> None:
         assert (text in outcome[0], outcome[1]) == (True, is_limit), outcome
 
 
+def command_of(process: psutil.Process) -> str:
+    """Return a process's command line, which one that has just ended has not any more."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
 def test_a_trial_that_is_stopped(trials: Trials) -> None:
     """However its process ends: the request has its reason, and the next trial its answer."""
     assert trials.run(PASSING[0]) is None
-    (process,) = (
-        one for one in psutil.Process().children() if "process.py" in " ".join(one.cmdline())
-    )
+    (process,) = (one for one in psutil.Process().children() if "process.py" in command_of(one))
     for end_all in (False, True):
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(trials.run, trial("compile_json_schema", schema(300, 100), 60))

@@ -94,6 +94,7 @@ def test_an_audit_is_a_prefill(auditor: LLM, honest: list[Honest]) -> None:
     assert _number_of_steps(auditor) - steps <= 2
 
 
+@pytest.mark.long
 def test_two_ranks_make_the_same_receipts(honest: list[Honest]) -> None:
     with bundled_engine(**ENGINE, tensor_parallel_size=2) as llm:
         assert [one.receipt for one in answers(llm)] == [one.receipt for one in honest]

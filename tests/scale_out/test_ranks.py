@@ -80,6 +80,7 @@ def test_ray_carries_the_flags_to_its_workers(
         assert torch.equal(torch.from_numpy(answer.logits), torch.cat(theirs.logits))
 
 
+@pytest.mark.long
 def test_two_engines_of_a_server(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     """In 16 bits, too, each engine of data parallelism has the bits of `generate()`."""
     flags = ["--hf-compat", "--dtype", "bfloat16", "--data-parallel-size", "2"]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
+import pytest
 from transformers import GenerationConfig
 
 from tests.scale_out.processes import kill, start_example, wait_until
@@ -36,6 +37,7 @@ def done(target: Path) -> int:
     return sum(pq.read_metadata(file).num_rows for file in files if "pending" not in str(file))
 
 
+@pytest.mark.long
 def test_two_engines_of_which_one_is_killed_answer_as_one(
     local_ray: LocalRay,
     engine: LLM,
