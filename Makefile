@@ -120,6 +120,7 @@ bench: plan dev
 	$(BIN)/python -m benchmarks.portable_product
 	$(BIN)/python -m benchmarks.receipts
 	$(BIN)/python -m benchmarks.sampler_step
+	$(BIN)/python -m benchmarks.step_profile
 
 # docs/match-table.md: hours on two cores; what was answered before is kept in build/.
 match-table: plan dev

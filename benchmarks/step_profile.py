@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.step_profile_worker import begin, end
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells when it begins
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # functions go to the worker
 
 if TYPE_CHECKING:
