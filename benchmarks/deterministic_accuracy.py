@@ -21,10 +21,10 @@ from rich.table import Table
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from benchmarks.bundled import BUNDLED_MODEL
 from tools.python_corpus import read_documents, split_held_out
 from vllm.deterministic import attach
 
-BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "models" / "tiny-python-llama"
 WINDOW = 256
 ANSWER = 64
 

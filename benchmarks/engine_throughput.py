@@ -23,10 +23,10 @@ from rich.console import Console
 from rich.table import Table
 from tqdm.auto import tqdm
 
+from benchmarks.bundled import BUNDLED_MODEL
 from vllm import LLM, SamplingParams
 
 WARPERS = {"temperature": 0.8, "top_k": 50, "top_p": 0.95}
-BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "models" / "tiny-python-llama"
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ from rich.table import Table
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from benchmarks.bundled import BUNDLED_MODEL
 from vllm import LLM, SamplingParams
 
-BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "models" / "tiny-python-llama"
 NUM_TOKENS = 128
 
 Sequences = list[list[int]]

@@ -38,9 +38,9 @@ os.environ.setdefault("LMEVAL_LOG_LEVEL", "ERROR")
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.bundled import BUNDLED_MODEL
 from tools.python_corpus import Document, read_documents, split_held_out
 
-BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "models" / "tiny-python-llama"
 MAX_MODEL_LEN = 1024
 CONTEXT_LINES = 12
 NUM_CHOICES = 4

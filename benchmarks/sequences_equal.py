@@ -23,10 +23,10 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
+from benchmarks.bundled import BUNDLED_MODEL
 from tests.reference import generate, prompt_ids
 from vllm import LLM, SamplingParams
 
-BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "models" / "tiny-python-llama"
 PENALTIES = (1.0, 1.2)
 MAX_NEW_TOKENS = 96
 

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.bundled import BUNDLED_MODEL
 from benchmarks.step_profile_worker import begin, end
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -29,7 +30,6 @@ os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # functions go to the wor
 if TYPE_CHECKING:
     from vllm import LLM
 
-BUNDLED_MODEL = Path(__file__).resolve().parent.parent / "models" / "tiny-python-llama"
 MODES: dict[str, dict[str, Any]] = {
     "none": {},
     "hf_compat": {"hf_compat": True},
