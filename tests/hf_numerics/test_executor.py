@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from vllm.hf_numerics.engine_args import THREADS_BIND
+from vllm.fork.cores import THREADS_BIND
 from vllm.hf_numerics.executor import cores_of_pytorch, physical_cores, threads_bind
 
 

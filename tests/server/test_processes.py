@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -49,11 +50,20 @@ def engine_of(server: Server) -> psutil.Process:
     """Return the process of the engine, which may have just begun."""
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:
-        children = psutil.Process(server.process.pid).children(recursive=True)
-        if engines := [child for child in children if "EngineCore" in child.name()]:
+        if engines := children_named("EngineCore", server):
             return engines[0]
         time.sleep(0.1)
     pytest.fail("the server has no engine")
+
+
+def children_named(part: str, server: Server) -> list[psutil.Process]:
+    """Return the processes with this in their names; some end between two looks at them."""
+    named = []
+    for child in psutil.Process(server.process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if part in child.name():
+                named.append(child)
+    return named
 
 
 def ask(server: Server, **fields: Any) -> dict[str, Any]:
@@ -116,8 +126,7 @@ def workers_of(server: Server) -> list[psutil.Process]:
     """Return the processes of two workers, as soon as one has begun."""
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:
-        children = psutil.Process(server.process.pid).children(recursive=True)
-        if any("Worker" in child.name() for child in children):
+        if children_named("Worker", server):
             engine = engine_of(server)
             return [one for one in engine.children() if "tracker" not in " ".join(one.cmdline())]
         time.sleep(0.1)

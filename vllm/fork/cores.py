@@ -1,10 +1,11 @@
-"""Which cores the ranks of an engine on CPUs have, where there are fewer NUMA nodes than ranks.
+"""Which cores the threads of an engine on CPUs have.
 
 vLLM gives each rank a NUMA node of its own, and stops where there are not enough of them.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,8 +19,17 @@ if TYPE_CHECKING:
 
 logger = init_logger(__name__)
 
+THREADS_BIND = "VLLM_CPU_OMP_THREADS_BIND"
+"""vLLM's variable that says on which logical CPUs the threads of each rank run."""
+
 Core = list[LogicalCPUInfo]
 """The logical CPUs of a physical core."""
+
+
+def chosen_threads() -> str | None:
+    """Return the threads that are chosen by hand (`THREADS_BIND`); None if the engine chooses."""
+    value = os.environ.get(THREADS_BIND, "auto")
+    return None if value == "auto" else value
 
 
 def split_cores(

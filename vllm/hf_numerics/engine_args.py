@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import torch
 
+from vllm.fork import one_process
 from vllm.fork.decode_graphs import run_uncompiled
 from vllm.fork.model_config import config_of
 from vllm.hf_numerics.dtype import hf_dtype
@@ -24,16 +24,11 @@ logger = init_logger(__name__)
 LOAD_FORMAT = "hf_exact"
 """Name of `loader.ExactLoader` among vLLM's model loaders."""
 
-THREADS_BIND = "VLLM_CPU_OMP_THREADS_BIND"
-
 EXECUTOR = "vllm.hf_numerics.executor.HFExecutor"
 """Name of `executor.HFExecutor` for ``distributed_executor_backend``."""
 
-
-def chosen_threads() -> str | None:
-    """Return the threads that are chosen by hand (`THREADS_BIND`); None if the engine chooses."""
-    value = os.environ.get(THREADS_BIND, "auto")
-    return None if value == "auto" else value
+PYTORCH_THREADS = (EXECUTOR, one_process.EXECUTOR)
+"""The executors whose model has as many threads as PyTorch has by default."""
 
 
 def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
@@ -122,7 +117,9 @@ def _use_hf_threads(args: EngineArgs) -> None:
         cause = f"tensor_parallel_size={args.tensor_parallel_size}"
     elif args.pipeline_parallel_size > 1:
         cause = f"pipeline_parallel_size={args.pipeline_parallel_size}"
-    elif backend in (None, "mp", "uni", EXECUTOR):
+    elif backend in PYTORCH_THREADS:
+        return
+    elif backend in (None, "mp", "uni"):
         args.distributed_executor_backend = EXECUTOR
         return
     else:
@@ -183,7 +180,7 @@ def _excluded(args: EngineArgs, flags: ForkFlags) -> dict[str, tuple[bool | None
         ),
         "enable_prompt_embeds=True": (args.enable_prompt_embeds, "it takes token ids"),
         f"distributed_executor_backend={args.distributed_executor_backend!r}": (
-            args.distributed_executor_backend not in (None, "mp", "uni", EXECUTOR),
+            args.distributed_executor_backend not in (None, "mp", "uni", *PYTORCH_THREADS),
             "the model runs in one process",
         ),
         "kv_transfer_config": (args.kv_transfer_config is not None, "it keeps its own KV cache"),

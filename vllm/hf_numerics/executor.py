@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 
 import vllm.utils.cpu_resource_utils as cpu_resources
-from vllm.hf_numerics.engine_args import THREADS_BIND, chosen_threads
+from vllm.fork.cores import THREADS_BIND, chosen_threads
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vllm.fork.cores import THREADS_BIND, chosen_threads
 from vllm.fork.flags import ForkFlags
-from vllm.hf_numerics.engine_args import EXECUTOR, THREADS_BIND, chosen_threads
+from vllm.hf_numerics.engine_args import PYTORCH_THREADS
 from vllm.platforms import current_platform
 
 if TYPE_CHECKING:
@@ -92,7 +93,9 @@ def _of_parts(vllm_config: VllmConfig) -> Iterator[Setting]:
             f"pipeline_parallel_size={parallel.pipeline_parallel_size}",
             "its ranks have vLLM's number of threads, on which a product's bits depend",
         )
-    elif parallel.distributed_executor_backend != EXECUTOR and parallel.tensor_parallel_size == 1:
+    elif parallel.tensor_parallel_size == 1 and (
+        parallel.distributed_executor_backend not in PYTORCH_THREADS
+    ):
         yield Setting(
             f"distributed_executor_backend={parallel.distributed_executor_backend!r}",
             "it has vLLM's number of threads, on which a product's bits depend",
