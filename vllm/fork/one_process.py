@@ -1,9 +1,8 @@
 """One process for an engine's scheduler and its model, on CPUs, where it has one rank.
 
-vLLM gives the model a process of its own there, since a process cannot be told where its threads
-run once it has begun. An engine with a flag needs no such choice: its threads are PyTorch's. It
-starts with one import of everything less, has no messages between scheduler and model, and leaves
-no core unused for a scheduler that waits while the model computes.
+vLLM gives the model a process of its own there, since OpenMP is told which thread runs on which
+core before a process begins. An engine with a flag leaves that to the system, among its cores. So
+it starts with one import of everything less, and scheduler and model send each other no messages.
 """
 
 from __future__ import annotations

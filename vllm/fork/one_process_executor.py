@@ -12,18 +12,28 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 
 class OneProcessExecutor(UniProcExecutor):
-    """vLLM's executor in the engine's own process, with as many threads as PyTorch has there."""
+    """vLLM's executor in the engine's own process, with a thread on each physical core but one.
+
+    That one is left, as vLLM leaves it, to what runs beside the model: threads wait for each other
+    at the end of each operation, and so for what takes the core of one of them.
+    `OMP_NUM_THREADS`, where it is set, chooses another number.
+    """
+
+    leaves_core = True
 
     def _init_executor(self) -> None:
-        keep_to_physical_cores()
+        cores = [core[0].id for core in physical_cores(get_allowed_cpu_list())]
+        if self.leaves_core and "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(max(1, len(cores) - 1))
+        keep_to(cores)
         super()._init_executor()
 
 
-def keep_to_physical_cores() -> None:
-    """Let the threads that this one starts run on one logical CPU of each physical core.
+def keep_to(cores: list[int]) -> None:
+    """Let the threads that this one starts run on these logical CPUs, if they are enough.
 
-    Nothing changes where there are more threads than cores.
+    Args:
+        cores: ids of logical CPUs, one of each physical core.
     """
-    cores = [core[0].id for core in physical_cores(get_allowed_cpu_list())]
     if torch.get_num_threads() <= len(cores):
         os.sched_setaffinity(0, cores)

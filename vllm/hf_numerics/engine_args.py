@@ -27,7 +27,10 @@ LOAD_FORMAT = "hf_exact"
 EXECUTOR = "vllm.hf_numerics.executor.HFExecutor"
 """Name of `executor.HFExecutor` for ``distributed_executor_backend``."""
 
-PYTORCH_THREADS = (EXECUTOR, one_process.EXECUTOR)
+ONE_PROCESS = "vllm.hf_numerics.executor.HFOneProcessExecutor"
+"""Name of `executor.HFOneProcessExecutor`."""
+
+PYTORCH_THREADS = (EXECUTOR, ONE_PROCESS)
 """The executors whose model has as many threads as PyTorch has by default."""
 
 
@@ -119,6 +122,9 @@ def _use_hf_threads(args: EngineArgs) -> None:
         cause = f"pipeline_parallel_size={args.pipeline_parallel_size}"
     elif backend in PYTORCH_THREADS:
         return
+    elif backend == one_process.EXECUTOR:
+        args.distributed_executor_backend = ONE_PROCESS
+        return
     elif backend in (None, "mp", "uni"):
         args.distributed_executor_backend = EXECUTOR
         return
@@ -180,7 +186,8 @@ def _excluded(args: EngineArgs, flags: ForkFlags) -> dict[str, tuple[bool | None
         ),
         "enable_prompt_embeds=True": (args.enable_prompt_embeds, "it takes token ids"),
         f"distributed_executor_backend={args.distributed_executor_backend!r}": (
-            args.distributed_executor_backend not in (None, "mp", "uni", *PYTORCH_THREADS),
+            args.distributed_executor_backend
+            not in (None, "mp", "uni", one_process.EXECUTOR, *PYTORCH_THREADS),
             "the model runs in one process",
         ),
         "kv_transfer_config": (args.kv_transfer_config is not None, "it keeps its own KV cache"),

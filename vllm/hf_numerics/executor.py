@@ -14,11 +14,12 @@ import torch
 
 import vllm.utils.cpu_resource_utils as cpu_resources
 from vllm.fork.cores import THREADS_BIND, chosen_threads
+from vllm.fork.one_process_executor import OneProcessExecutor
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 
 class HFExecutor(MultiprocExecutor):
-    """vLLM's executor on CPU, with another choice of threads.
+    """vLLM's executor of processes on CPU, with another choice of threads.
 
     `VLLM_CPU_OMP_THREADS_BIND`, where it is set, keeps its meaning.
     """
@@ -26,6 +27,12 @@ class HFExecutor(MultiprocExecutor):
     def _init_executor(self) -> None:
         with cores_of_pytorch(self.parallel_config.data_parallel_rank_local or 0):
             super()._init_executor()
+
+
+class HFOneProcessExecutor(OneProcessExecutor):
+    """The executor in the engine's own process, with as many threads as PyTorch has."""
+
+    leaves_core = False
 
 
 @contextmanager

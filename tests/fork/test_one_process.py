@@ -1,0 +1,88 @@
+"""Where an engine's model runs, and with how many threads."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engines import MODEL
+from vllm.engine.arg_utils import EngineArgs
+from vllm.fork import one_process, one_process_executor
+from vllm.fork.one_process_executor import OneProcessExecutor
+from vllm.hf_numerics.engine_args import EXECUTOR, ONE_PROCESS
+from vllm.hf_numerics.executor import HFOneProcessExecutor
+from vllm.utils.cpu_resource_utils import LogicalCPUInfo
+
+
+@pytest.mark.parametrize(
+    ("arguments", "backend"),
+    [
+        ({"deterministic": True}, one_process.EXECUTOR),
+        ({"hf_compat": True, "dtype": "float32"}, one_process.EXECUTOR),
+        ({"hf_compat": True}, ONE_PROCESS),
+        ({"hf_compat": "exact"}, ONE_PROCESS),
+        ({"deterministic": True, "distributed_executor_backend": "uni"}, one_process.EXECUTOR),
+        ({}, "mp"),
+        ({"split_qkv": True}, "mp"),
+        ({"deterministic": True, "distributed_executor_backend": "mp"}, "mp"),
+        ({"hf_compat": "exact", "distributed_executor_backend": "mp"}, EXECUTOR),
+        ({"deterministic": True, "tensor_parallel_size": 2}, "mp"),
+    ],
+)
+def test_the_executor(arguments: dict[str, Any], backend: str) -> None:
+    args = EngineArgs(**{"model": str(MODEL), "dtype": "bfloat16", **arguments})
+    config = args.create_engine_config()
+    assert config.parallel_config.distributed_executor_backend == backend
+
+
+def test_threads_chosen_by_hand_have_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0")
+    config = EngineArgs(str(MODEL), deterministic=True).create_engine_config()
+    assert config.parallel_config.distributed_executor_backend == "mp"
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What an executor chooses on a machine of three cores with two logical CPUs each."""
+    cpus = [LogicalCPUInfo(id=i, physical_core=i % 3, numa_node=0) for i in range(6)]
+    seen: dict[str, Any] = {"threads": 3}
+    monkeypatch.setattr(one_process_executor, "get_allowed_cpu_list", lambda: cpus)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: seen.update(threads=count))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: seen["threads"])
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: seen.update(cores=cores))
+    monkeypatch.setattr(one_process_executor.UniProcExecutor, "_init_executor", lambda _: None)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("executor", "given", "threads"),
+    [
+        (OneProcessExecutor, None, 2),
+        (OneProcessExecutor, 3, 3),
+        (HFOneProcessExecutor, None, 3),
+    ],
+)
+def test_threads_are_on_physical_cores(
+    executor: type[OneProcessExecutor],
+    given: int | None,
+    threads: int,
+    chosen: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if given:
+        monkeypatch.setenv("OMP_NUM_THREADS", str(given))
+    executor._init_executor(executor.__new__(executor))
+    assert chosen == {"threads": threads, "cores": [0, 1, 2]}
+
+
+def test_more_threads_than_cores_are_not_bound(
+    chosen: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen["threads"] = 4
+    executor = HFOneProcessExecutor.__new__(HFOneProcessExecutor)
+    executor._init_executor()
+    assert chosen == {"threads": 4}
