@@ -113,6 +113,7 @@ bench: plan dev
 	$(BIN)/python -m benchmarks.sequences_equal
 	$(BIN)/python -m benchmarks.engine_throughput
 	$(BIN)/python -m benchmarks.exact_throughput
+	$(BIN)/python -m benchmarks.engine_start
 	$(BIN)/python -m benchmarks.deterministic_accuracy
 	$(BIN)/python -m benchmarks.deterministic_throughput
 	$(BIN)/python -m benchmarks.penalty_kernel

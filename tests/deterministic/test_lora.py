@@ -237,3 +237,29 @@ def test_adapters_of_experts_are_refused(configured: Any) -> None:
     )
     with pytest.raises(ValueError, match=r"compute experts .* adapters of experts are not"):
         use_portable_layers(nn.ModuleDict({"experts": experts}), configured)
+
+
+def test_ranks_whose_slots_have_other_numbers_exchange_the_same_numbers(
+    configured: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM goes through a set of adapters, whose order each process has of its own."""
+    from vllm.deterministic.lora import layers
+
+    sent: list[list[torch.Tensor]] = []
+
+    def gather(partial: torch.Tensor) -> torch.Tensor:
+        sent[-1].append(partial)
+        return partial.unsqueeze(0)
+
+    x = numbers(5, IN, seed=23, dtype=torch.bfloat16, scale=8.0)
+    for first, second in ((0, 1), (1, 0)):
+        layer = wrapped("row", configured, torch.tensor([first, -1, second, second, first]))
+        layer.set_lora(first, *given("row", adapter("row", 12)))
+        layer.set_lora(second, *given("row", adapter("row", 3)))
+        with monkeypatch.context() as patch:
+            patch.setattr(layers, "adds_ranks", lambda _: True)
+            patch.setattr(layers, "sums_of_ranks", gather)
+            sent.append([])
+            layer.apply(x)
+    for one, other in zip(*sent, strict=True):
+        assert_same(one, other)

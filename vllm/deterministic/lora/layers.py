@@ -106,7 +106,8 @@ class LayerAdapters:
         layer = self._layer.base_layer
         rows = x.flatten(0, -2)
         slots = self._layer.punica_wrapper.token_lora_indices[: len(rows)]
-        present = [slot for slot in slots.unique().tolist() if slot in self._adapters]
+        # In the order of the rows, for ranks exchange numbers here, and each numbers its slots.
+        present = [slot for slot in dict.fromkeys(slots.tolist()) if slot in self._adapters]
         if not present:
             return layer.quant_method.apply(layer, x, bias)
         sums = layer.quant_method.sums(layer, rows)
