@@ -15,6 +15,7 @@ from vllm.fork.one_process_executor import OneProcessExecutor
 from vllm.hf_numerics.engine_args import EXECUTOR, ONE_PROCESS
 from vllm.hf_numerics.executor import HFOneProcessExecutor
 from vllm.utils.cpu_resource_utils import LogicalCPUInfo
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 
 @pytest.mark.parametrize(
@@ -53,8 +54,9 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(torch, "set_num_threads", lambda count: seen.update(threads=count))
     monkeypatch.setattr(torch, "get_num_threads", lambda: seen["threads"])
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: seen.update(cores=cores))
-    monkeypatch.setattr(one_process_executor.UniProcExecutor, "_init_executor", lambda _: None)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(UniProcExecutor, "_init_executor", lambda _: None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # so that it is put back as it was
+    monkeypatch.delenv("OMP_NUM_THREADS")
     return seen
 
 

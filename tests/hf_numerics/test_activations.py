@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from vllm.hf_numerics import activations
+from vllm.hf_numerics.requests import runs_of
 
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": functional.gelu,
@@ -38,7 +39,7 @@ def alone(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> 
 def test_rows_of_a_step(
     name: str, dtype: torch.dtype, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(activations, "query_starts", lambda _: STARTS)
+    monkeypatch.setattr(activations, "step_runs", lambda _: runs_of(STARTS))
     x = numbers(size, dtype)
     found = activations.by_request(FUNCTIONS[name], x)
     assert torch.equal(found, alone(FUNCTIONS[name], x))

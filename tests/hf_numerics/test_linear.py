@@ -12,8 +12,9 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from vllm.hf_numerics import linear
-from vllm.hf_numerics.linear import HFConv1DMethod, linear_by_request
-from vllm.hf_numerics.requests import runs
+from vllm.hf_numerics.linear import HFConv1DMethod, linear_by_request, side_by_side
+from vllm.hf_numerics.requests import runs_of
+from vllm.hf_numerics.single_row_products import RowPlan
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ from vllm.hf_numerics.requests import runs
     ],
 )
 def test_runs(starts: list[int], expected: list[tuple[bool, int, int]]) -> None:
-    assert runs(starts) == expected
+    assert runs_of(starts) == tuple(expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -39,7 +40,7 @@ def test_each_request_gets_the_bits_it_has_alone(
     bias = torch.randn(1024, generator=generator).to(dtype)
     starts = [0, *range(1, 41), 57, 90]
     x = torch.randn(starts[-1], 512, generator=generator).to(dtype)
-    monkeypatch.setattr(linear, "query_starts", lambda num_rows: starts)
+    monkeypatch.setattr(linear, "step_runs", lambda num_rows: runs_of(starts))
     layer = SimpleNamespace(weight=torch.nn.Parameter(weight, False), bias=bias)
     rows: list[int] = []
 
@@ -52,6 +53,43 @@ def test_each_request_gets_the_bits_it_has_alone(
     parts = [x[begin:end] for begin, end in pairwise(starts)]
     alone = torch.cat([functional.linear(part, weight, bias) for part in parts])
     assert torch.equal(ours, alone)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("width", [96, 512, 1536])
+def test_parts_of_a_fused_weight_have_the_bits_they_have_alone(
+    monkeypatch: pytest.MonkeyPatch, width: int, has_bias: bool
+) -> None:
+    """The rows of q, k and v are multiplied at once where one order has the bits of all three."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = [256, 64, 64]
+    weight = torch.randn(sum(sizes), width, generator=generator).bfloat16()
+    bias = torch.randn(sum(sizes), generator=generator).bfloat16() if has_bias else None
+    biases = [None] * len(sizes) if bias is None else list(bias.split(sizes))
+    parts = [
+        SimpleNamespace(weight=part, bias=part_bias)
+        for part, part_bias in zip(weight.split(sizes), biases, strict=True)
+    ]
+    orders = {
+        RowPlan.of_weight(part.weight, has).order for part in parts for has in (False, has_bias)
+    }
+    product = side_by_side(parts, sizes)
+    assert (product is None) == (len(orders) != 1 or orders == {None})
+    if product is None:
+        return  # this CPU has no such order, and parts are multiplied one after the other
+    starts = [0, *range(1, 41), 57, 90, 91]
+    x = torch.randn(starts[-1], width, generator=generator).bfloat16()
+    monkeypatch.setattr(linear, "step_runs", lambda num_rows: runs_of(starts))
+    alone = [
+        torch.cat([functional.linear(x[begin:end], part.weight, part.bias) for part in parts], -1)
+        for begin, end in pairwise(starts)
+    ]
+    assert torch.equal(product(x, weight, bias), torch.cat(alone))
+
+
+def test_parts_in_float32_are_multiplied_one_after_the_other() -> None:
+    parts = [SimpleNamespace(weight=torch.ones(64, 64), bias=None)] * 2
+    assert side_by_side(parts, [64, 64]) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -68,7 +106,7 @@ def test_a_layer_that_transformers_stores_the_other_way_round(
     HFConv1DMethod().process_weights_after_loading(layer)
     starts = [0, *range(1, 41), 57, 90]
     x = torch.randn(starts[-1], width, generator=generator).to(dtype)
-    monkeypatch.setattr(linear, "query_starts", lambda num_rows: starts)
+    monkeypatch.setattr(linear, "step_runs", lambda num_rows: runs_of(starts))
     ours = layer.cpu_linear(x, layer.weight, theirs.bias)
     alone = torch.cat([theirs(x[begin:end]) for begin, end in pairwise(starts)])
     assert torch.equal(ours, alone)

@@ -10,30 +10,28 @@ from vllm.fork.cores import physical_cores
 from vllm.utils.cpu_resource_utils import get_allowed_cpu_list
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
+THREADS = "OMP_NUM_THREADS"
+
 
 class OneProcessExecutor(UniProcExecutor):
     """vLLM's executor in the engine's own process, with a thread on each physical core but one.
 
     That one is left, as vLLM leaves it, to what runs beside the model: threads wait for each other
     at the end of each operation, and so for what takes the core of one of them.
-    `OMP_NUM_THREADS`, where it is set, chooses another number.
+    `THREADS`, where it is set, chooses another number. Where there are cores enough, threads run on
+    one logical CPU of each.
     """
 
     leaves_core = True
 
     def _init_executor(self) -> None:
         cores = [core[0].id for core in physical_cores(get_allowed_cpu_list())]
-        if self.leaves_core and "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(max(1, len(cores) - 1))
-        keep_to(cores)
+        threads = torch.get_num_threads()
+        if self.leaves_core and THREADS not in os.environ:
+            threads = max(1, len(cores) - 1)
+        if threads <= len(cores):
+            os.sched_setaffinity(0, cores)  # of this thread, and of those that it will start
+        if threads != torch.get_num_threads():
+            torch.set_num_threads(threads)
+        os.environ.setdefault(THREADS, str(threads))  # or vLLM would announce to change it
         super()._init_executor()
-
-
-def keep_to(cores: list[int]) -> None:
-    """Let the threads that this one starts run on these logical CPUs, if they are enough.
-
-    Args:
-        cores: ids of logical CPUs, one of each physical core.
-    """
-    if torch.get_num_threads() <= len(cores):
-        os.sched_setaffinity(0, cores)

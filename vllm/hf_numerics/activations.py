@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch.nn import functional
 
-from vllm.hf_numerics.requests import query_starts, runs
+from vllm.hf_numerics.requests import step_runs
 from vllm.model_executor.layers.activation import GeluAndMul, MulAndSilu, SiluAndMul
 
 _GRAIN = 32768
@@ -42,7 +42,7 @@ def by_request(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> 
 def _parts(num_rows: int, size: int) -> Iterator[tuple[int, int]]:
     """Yield first row and end of what is computed at once."""
     together = max(1, (_GRAIN - 1) // size) if size % _VECTOR == 0 else 1
-    for is_single, begin, end in runs(query_starts(num_rows)):
+    for is_single, begin, end in step_runs(num_rows):
         step = together if is_single else end - begin
         for first in range(begin, end, step):
             yield first, min(first + step, end)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from vllm.fork_ops import has_paged_sdpa
 from vllm.hf_numerics.paged_attention import attend_in_pages
-from vllm.hf_numerics.requests import pieces_of
+from vllm.hf_numerics.requests import pieces_of, places_of
+from vllm.hf_numerics.single_tokens import SingleTokens, single_tokens_of
 from vllm.v1.attention.backend import AttentionLayer, AttentionType
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl, CPUAttentionMetadata
 
@@ -71,9 +73,9 @@ class HFAttentionImpl(CPUAttentionBackendImpl):
         slot_mapping: torch.Tensor,
     ) -> None:
         """Write key and value, [num_tokens, kv heads, head_size], to their slots."""
-        block_size = kv_cache.size(2)
+        blocks, places = places_of(slot_mapping, kv_cache.size(2))
         rows = torch.cat((key, value), dim=-1)[: slot_mapping.shape[0]]
-        kv_cache[slot_mapping // block_size, :, slot_mapping % block_size] = rows
+        kv_cache[blocks, :, places] = rows
 
     def forward(
         self,
@@ -93,23 +95,13 @@ class HFAttentionImpl(CPUAttentionBackendImpl):
         scale = self.scale
         if self._scales_query:
             query, scale = query * scale, 1.0
+        single = single_tokens_of(attn_metadata) if self._has_operator else None
+        if single is not None:
+            output[single.rows] = self._attend_single(query[single.rows], kv_cache, single, scale)
         pieces = pieces_of(attn_metadata)
-        starts, counts = pieces.starts, pieces.starts.diff()
-        several = counts > 1
-        if self._has_operator:
-            single = (counts == 1).nonzero()[:, 0]
-            tokens = starts[single].long()
-            output[tokens] = self._attend_single(
-                query[tokens],
-                kv_cache,
-                attn_metadata.block_table[pieces.requests[single]],
-                pieces.seq_lens[single],
-                scale,
-            )
-        else:
-            several = counts > 0
-        for row in several.nonzero()[:, 0].tolist():
-            begin, end = int(starts[row]), int(starts[row + 1])
+        for row, (begin, end) in enumerate(pairwise(pieces.first_rows)):
+            if end - begin < (2 if self._has_operator else 1):
+                continue
             length, request = int(pieces.seq_lens[row]), int(pieces.requests[row])
             blocks = attn_metadata.block_table[request, : -(-length // kv_cache.size(2))]
             keys_values = kv_cache[blocks].transpose(0, 1).flatten(1, 2)[:, :length]
@@ -117,32 +109,22 @@ class HFAttentionImpl(CPUAttentionBackendImpl):
         return output
 
     def _attend_single(
-        self,
-        query: torch.Tensor,
-        kv_cache: torch.Tensor,
-        block_table: torch.Tensor,
-        seq_lens: torch.Tensor,
-        scale: float,
+        self, query: torch.Tensor, kv_cache: torch.Tensor, single: SingleTokens, scale: float
     ) -> torch.Tensor:
         """Attend from single tokens, [num_tokens, heads, head_size].
 
         Args:
             query: likewise.
             kv_cache: of the layer.
-            block_table: [num_tokens, blocks], of each one's request.
-            seq_lens: int [num_tokens], how many tokens each sees.
+            single: the tokens.
             scale: factor of the scores.
         """
-        stops = seq_lens.long()
-        starts = torch.zeros_like(stops)
-        if self.sliding_window > 0:
-            starts = (stops - self.sliding_window).clamp_min(0)
         attended = attend_in_pages(
-            query.unsqueeze(2),
+            query.contiguous().unsqueeze(2),
             kv_cache,
-            block_table.int(),
-            starts,
-            stops,
+            single.blocks,
+            single.starts(max(self.sliding_window, 0)),
+            single.stops,
             key_size=self.head_size,
             scale=scale,
             enable_gqa=self.num_heads != self.num_kv_heads,

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from vllm.fork.experts import ExpertsMethod, Router
 from vllm.fork.live_weights.packed import ReadsWeights
-from vllm.hf_numerics.requests import query_starts, runs
+from vllm.hf_numerics.requests import query_starts, step_runs
 from vllm.hf_numerics.single_row_experts import PLAIN_MIXTURES, RowExperts
 from vllm.hf_numerics.single_row_products import with_parameters
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
@@ -95,7 +95,7 @@ class HFExpertsMethod(ReadsWeights, ExpertsMethod):
         whole, rows = self._compute
         parts = [
             (rows if is_single else whole)(x[begin:end], indices[begin:end], weights[begin:end])
-            for is_single, begin, end in runs(query_starts(len(x)))
+            for is_single, begin, end in step_runs(len(x))
         ]
         return torch.cat(parts)
 

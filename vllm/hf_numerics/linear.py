@@ -16,7 +16,8 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from vllm.fork.live_weights.packed import ReadsWeights
-from vllm.hf_numerics.requests import query_starts, runs
+from vllm.fork_ops import row_products
+from vllm.hf_numerics.requests import step_runs
 from vllm.hf_numerics.single_row_products import Product, RowPlan, RowsApart, conv1d
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import (
@@ -113,6 +114,41 @@ def rows_apart(layer: Any) -> Product:
     return lambda x, weight, bias: (without if bias is None else with_bias)(x, weight, bias)
 
 
+def side_by_side(parts: list[Any], sizes: list[int]) -> Product | None:
+    """Return the product with a fused weight of which each of `parts` has its own in Hugging Face.
+
+    Single rows are multiplied with the whole weight at once, if the fork's product has the bits of
+    all parts in one order: each of its outputs is a sum of its own. Prompts have the parts' shapes.
+
+    Args:
+        parts: have ``weight`` and ``bias``, views of the whole's.
+        sizes: rows of each part.
+
+    Returns:
+        None if the parts have no common order, or need not be taken apart.
+    """
+    if any(_keeps_one_product(part) for part in parts):
+        return None
+    orders = {
+        RowPlan.of_weight(part.weight.data, has_bias).order
+        for part in parts
+        for has_bias in {False, part.bias is not None}
+    }
+    (order,) = orders if len(orders) == 1 else (None,)
+    if order is None:
+        return None
+
+    def whole(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        biases: Any = [None] * len(sizes) if bias is None else bias.split(sizes)
+        products = map(partial(functional.linear, x), weight.split(sizes), biases)
+        return torch.cat(list(products), dim=-1)
+
+    def rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return row_products(x, weight, bias, order)
+
+    return partial(linear_by_request, rows, whole=whole)
+
+
 def linear_by_request(
     by_row: Product,
     x: torch.Tensor,
@@ -135,7 +171,7 @@ def linear_by_request(
     rows = x.flatten(0, -2)
     products = [
         (by_row if is_single else whole)(rows[begin:end], weight, bias)
-        for is_single, begin, end in runs(query_starts(rows.shape[0]))
+        for is_single, begin, end in step_runs(rows.shape[0])
     ]
     product = products[0] if len(products) == 1 else torch.cat(products)
     return product.view(*x.shape[:-1], -1)

@@ -9,6 +9,7 @@ request that goes on.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
@@ -19,6 +20,10 @@ from vllm.fork.runners import prompt_lengths
 from vllm.forward_context import get_forward_context, is_forward_context_available
 
 _PIECES = "_hf_pieces"
+_PLACES = "_hf_places"
+
+Run = tuple[bool, int, int]
+"""Whether pieces of one row, first row, end."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,16 @@ class Pieces:
     starts: torch.Tensor
     requests: torch.Tensor
     seq_lens: torch.Tensor
+
+    @functools.cached_property
+    def first_rows(self) -> list[int]:
+        """`starts` as a list."""
+        return self.starts.tolist()
+
+    @functools.cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """See `runs_of`."""
+        return runs_of(self.first_rows)
 
 
 def pieces_of(metadata: Any) -> Pieces:
@@ -90,30 +105,38 @@ def query_starts(num_rows: int) -> list[int]:
     """Return where the pieces of this step begin, and the number of rows; one piece, if the rows
     are not the step's tokens.
     """
+    pieces = _pieces_of_step(num_rows)
+    return [0, num_rows] if pieces is None else pieces.first_rows
+
+
+def step_runs(num_rows: int) -> tuple[Run, ...]:
+    """Return what of the rows of this step is computed at once: see `runs_of`, `query_starts`."""
+    pieces = _pieces_of_step(num_rows)
+    return runs_of([0, num_rows]) if pieces is None else pieces.runs
+
+
+def _pieces_of_step(num_rows: int) -> Pieces | None:
+    """Return the pieces of this step; None if the rows are not its tokens."""
     if is_forward_context_available():
         metadata = get_forward_context().attn_metadata
         if isinstance(metadata, dict) and metadata:
             first = next(iter(metadata.values()))
-            starts = getattr(first, "query_start_loc", None)
-            if starts is not None and int(starts[-1]) == num_rows:
-                return pieces_of(first).starts.tolist()
-    return [0, num_rows]
+            if getattr(first, "query_start_loc", None) is not None:
+                pieces = pieces_of(first)
+                if pieces.first_rows[-1] == num_rows:
+                    return pieces
+    return None
 
 
-def runs(starts: list[int]) -> list[tuple[bool, int, int]]:
-    """Return (whether pieces of one row, first row, end) of what is computed at once.
+def runs_of(starts: Sequence[int]) -> tuple[Run, ...]:
+    """Return what is computed at once: a piece of several rows, or all pieces of one row that
+    follow each other.
 
     Args:
         starts: first row of each piece, and the number of rows.
     """
-    return list(_runs(tuple(starts)))
-
-
-@functools.lru_cache(maxsize=4)
-def _runs(starts: tuple[int, ...]) -> tuple[tuple[bool, int, int], ...]:
-    """Return the same; the layers of a step ask for it one after the other."""
     spans = [span for span in pairwise(starts) if span[0] < span[1]]
-    merged: list[tuple[bool, int, int]] = []
+    merged: list[Run] = []
     for is_single, group in groupby(spans, key=lambda span: span[1] - span[0] == 1):
         members = list(group)
         if is_single:
@@ -121,3 +144,23 @@ def _runs(starts: tuple[int, ...]) -> tuple[tuple[bool, int, int], ...]:
         else:
             merged.extend((False, begin, end) for begin, end in members)
     return tuple(merged)
+
+
+def places_of(slot_mapping: torch.Tensor, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the block of each token's slot, and its place there; once for all layers of a step.
+
+    Args:
+        slot_mapping: int64 [tokens], as the layers of a step are given it.
+        block_size: slots of a block.
+
+    Returns:
+        both int64 [tokens].
+    """
+    if not is_forward_context_available():
+        return slot_mapping // block_size, slot_mapping % block_size
+    known = vars(get_forward_context()).setdefault(_PLACES, {})
+    key = (id(slot_mapping), block_size)
+    if key not in known:  # the tensor is kept, so that no other has its id during the step
+        known[key] = (slot_mapping, slot_mapping // block_size, slot_mapping % block_size)
+    _, blocks, places = known[key]
+    return blocks, places

@@ -18,6 +18,8 @@ from torch import nn
 from vllm import envs
 from vllm.fork.live_weights.packed import PackedParameter, PacksWeights
 from vllm.fork.live_weights.upstream_layers import pack_kernel_again, packing_of
+from vllm.hf_numerics.linear import HFLinearMethod, side_by_side
+from vllm.hf_numerics.single_row_products import Product
 from vllm.logger import init_logger
 from vllm.model_executor.determinism.batch_invariant import linear_batch_invariant
 from vllm.model_executor.layers.linear import (
@@ -133,6 +135,7 @@ class SplitLinearMethod(UnquantizedLinearMethod):
         self._loaded: list[ShardId] = []
         self._sizes: list[int] | None = None
         self._packed: list[SimpleNamespace] | None = None
+        self._side_by_side: Product | None = None
         self._observe_loading(layer.weight)
 
     @property
@@ -159,6 +162,7 @@ class SplitLinearMethod(UnquantizedLinearMethod):
         """Decide whether to split, and pack the parts as the platform packs weights."""
         self._sizes = part_sizes(layer.output_partition_sizes, self._loaded, self._sources)
         self._packed = None
+        self._side_by_side = None
         if self._sizes is None:
             self._whole.process_weights_after_loading(layer)
         elif current_platform.is_cpu():
@@ -202,6 +206,8 @@ class SplitLinearMethod(UnquantizedLinearMethod):
         for part in parts:
             self._whole.process_weights_after_loading(part)
         self._packed = parts
+        if isinstance(self._whole, HFLinearMethod):
+            self._side_by_side = side_by_side(parts, sizes)
         if all(part.weight.numel() == 0 for part in parts):  # packed: the copy replaces the weight
             layer.weight = parts[0].weight
 
@@ -218,6 +224,8 @@ class SplitLinearMethod(UnquantizedLinearMethod):
         """
         if self._sizes is None:
             return self._whole.apply(layer, x, bias)
+        if self._side_by_side is not None:
+            return self._side_by_side(x, layer.weight, bias)
         if self._packed is not None:
             parts = [
                 part.cpu_linear(x, part.weight, None if bias is None else part.bias)
