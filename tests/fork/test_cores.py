@@ -129,3 +129,12 @@ def test_the_kv_cache_takes_what_is_left(
     machine(1, 2)
     memory = MemoryNodeInfo(total_memory=100 * GIB, available_memory=available * GIB)
     assert fitting_kv_cache(20 * GIB, memory, config_of(2, **cache)) == expected * GIB
+
+
+def test_one_logical_cpu_of_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpus = [
+        LogicalCPUInfo(id=i, physical_core=core, numa_node=node)
+        for i, core, node in [(6, 0, 0), (2, 0, 0), (3, 1, 0), (7, 1, 0), (9, 0, 1)]
+    ]
+    monkeypatch.setattr(cpu_resource_utils, "get_allowed_cpu_list", lambda: cpus)
+    assert cores.allowed_cores() == [2, 3, 9]

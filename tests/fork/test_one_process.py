@@ -10,10 +10,11 @@ import torch
 
 from tests.engines import MODEL
 from vllm.engine.arg_utils import EngineArgs
-from vllm.fork import one_process, one_process_executor
+from vllm.fork import one_process
 from vllm.fork.one_process_executor import OneProcessExecutor
 from vllm.hf_numerics.engine_args import EXECUTOR, ONE_PROCESS
 from vllm.hf_numerics.executor import HFOneProcessExecutor
+from vllm.utils import cpu_resource_utils
 from vllm.utils.cpu_resource_utils import LogicalCPUInfo
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
@@ -50,7 +51,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What an executor chooses on a machine of three cores with two logical CPUs each."""
     cpus = [LogicalCPUInfo(id=i, physical_core=i % 3, numa_node=0) for i in range(6)]
     seen: dict[str, Any] = {"threads": 3}
-    monkeypatch.setattr(one_process_executor, "get_allowed_cpu_list", lambda: cpus)
+    monkeypatch.setattr(cpu_resource_utils, "get_allowed_cpu_list", lambda: cpus)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: seen.update(threads=count))
     monkeypatch.setattr(torch, "get_num_threads", lambda: seen["threads"])
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: seen.update(cores=cores))

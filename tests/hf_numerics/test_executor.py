@@ -5,7 +5,7 @@ import os
 import pytest
 
 from vllm.fork.cores import THREADS_BIND
-from vllm.hf_numerics.executor import cores_of_pytorch, physical_cores, threads_bind
+from vllm.hf_numerics.executor import cores_of_pytorch, threads_bind
 
 
 @pytest.mark.parametrize(
@@ -22,25 +22,13 @@ def test_threads_bind(num_threads: int, cores: list[int], expected: str) -> None
     assert threads_bind(num_threads, cores) == expected
 
 
-def test_one_logical_cpu_of_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm.utils import cpu_resource_utils
-    from vllm.utils.cpu_resource_utils import LogicalCPUInfo
-
-    cpus = [
-        LogicalCPUInfo(id=i, physical_core=core, numa_node=node)
-        for i, core, node in [(6, 0, 0), (2, 0, 0), (3, 1, 0), (7, 1, 0), (9, 0, 1)]
-    ]
-    monkeypatch.setattr(cpu_resource_utils, "get_allowed_cpu_list", lambda: cpus)
-    assert physical_cores() == [2, 3, 9]
-
-
 @pytest.mark.parametrize(("engine", "expected"), [(0, "5,6"), (1, "5,6|5,6")])
 def test_engines_that_share_a_machine(
     engine: int, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each takes the list of its number (``OMPProcessManager`` of vLLM), with PyTorch's threads."""
     monkeypatch.setattr("torch.get_num_threads", lambda: 2)
-    monkeypatch.setattr("vllm.hf_numerics.executor.physical_cores", lambda: [5, 6, 7])
+    monkeypatch.setattr("vllm.hf_numerics.executor.allowed_cores", lambda: [5, 6, 7])
     monkeypatch.delenv(THREADS_BIND, raising=False)
     with cores_of_pytorch(engine):
         assert os.environ[THREADS_BIND] == expected

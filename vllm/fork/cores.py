@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
+from vllm.utils import cpu_resource_utils
 from vllm.utils.cpu_resource_utils import LogicalCPUInfo
 
 if TYPE_CHECKING:
@@ -75,6 +76,11 @@ def physical_cores(cpus: Sequence[LogicalCPUInfo]) -> list[Core]:
     for cpu in sorted(cpus, key=lambda one: (one.numa_node, one.id)):
         cores.setdefault((cpu.numa_node, cpu.physical_core), []).append(cpu)
     return list(cores.values())
+
+
+def allowed_cores() -> list[int]:
+    """Return the first logical CPU of each physical core that this process may run on."""
+    return [core[0].id for core in physical_cores(cpu_resource_utils.get_allowed_cpu_list())]
 
 
 def equal_shares(cores: list[Core], parts: int) -> list[list[Core]]:

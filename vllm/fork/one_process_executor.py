@@ -6,8 +6,7 @@ import os
 
 import torch
 
-from vllm.fork.cores import physical_cores
-from vllm.utils.cpu_resource_utils import get_allowed_cpu_list
+from vllm.fork.cores import allowed_cores
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 THREADS = "OMP_NUM_THREADS"
@@ -25,7 +24,7 @@ class OneProcessExecutor(UniProcExecutor):
     leaves_core = True
 
     def _init_executor(self) -> None:
-        cores = [core[0].id for core in physical_cores(get_allowed_cpu_list())]
+        cores = allowed_cores()
         threads = torch.get_num_threads()
         if self.leaves_core and THREADS not in os.environ:
             threads = max(1, len(cores) - 1)

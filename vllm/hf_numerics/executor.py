@@ -12,8 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
-import vllm.utils.cpu_resource_utils as cpu_resources
-from vllm.fork.cores import THREADS_BIND, chosen_threads
+from vllm.fork.cores import THREADS_BIND, allowed_cores, chosen_threads
 from vllm.fork.one_process_executor import OneProcessExecutor
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
@@ -43,7 +42,7 @@ def cores_of_pytorch(engine: int) -> Iterator[None]:
     if chosen_threads() is not None:
         yield
         return
-    bind = threads_bind(torch.get_num_threads(), physical_cores())
+    bind = threads_bind(torch.get_num_threads(), allowed_cores())
     os.environ[THREADS_BIND] = bind if bind == "nobind" else "|".join([bind] * (engine + 1))
     try:
         yield
@@ -64,11 +63,3 @@ def threads_bind(num_threads: int, cores: list[int]) -> str:
     if num_threads > len(cores):
         return "nobind"
     return ",".join(map(str, cores[:num_threads]))
-
-
-def physical_cores() -> list[int]:
-    """Return the first logical CPU of each physical core that this process may run on."""
-    first: dict[tuple[int, int], int] = {}
-    for cpu in sorted(cpu_resources.get_allowed_cpu_list(), key=lambda one: one.id):
-        first.setdefault((cpu.numa_node, cpu.physical_core), cpu.id)
-    return list(first.values())
