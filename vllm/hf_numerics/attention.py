@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -99,10 +98,8 @@ class HFAttentionImpl(CPUAttentionBackendImpl):
         if single is not None:
             output[single.rows] = self._attend_single(query[single.rows], kv_cache, single, scale)
         pieces = pieces_of(attn_metadata)
-        for row, (begin, end) in enumerate(pairwise(pieces.first_rows)):
-            if end - begin < (2 if self._has_operator else 1):
-                continue
-            length, request = int(pieces.seq_lens[row]), int(pieces.requests[row])
+        for piece, begin, end in pieces.several if self._has_operator else pieces.spans:
+            length, request = int(pieces.seq_lens[piece]), int(pieces.requests[piece])
             blocks = attn_metadata.block_table[request, : -(-length // kv_cache.size(2))]
             keys_values = kv_cache[blocks].transpose(0, 1).flatten(1, 2)[:, :length]
             output[begin:end] = self._attend(query[begin:end], keys_values, scale)

@@ -46,6 +46,17 @@ class Pieces:
         return self.starts.tolist()
 
     @functools.cached_property
+    def spans(self) -> list[tuple[int, int, int]]:
+        """Index, first row and end of each piece that has rows."""
+        rows = enumerate(pairwise(self.first_rows))
+        return [(piece, begin, end) for piece, (begin, end) in rows if begin < end]
+
+    @functools.cached_property
+    def several(self) -> list[tuple[int, int, int]]:
+        """Those of `spans` with more than one row."""
+        return [span for span in self.spans if span[2] - span[1] > 1]
+
+    @functools.cached_property
     def runs(self) -> tuple[Run, ...]:
         """See `runs_of`."""
         return runs_of(self.first_rows)
