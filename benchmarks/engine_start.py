@@ -13,12 +13,11 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.apart import printed_apart
 from benchmarks.bundled import BUNDLED_MODEL
 
 SIDES: dict[str, dict[str, Any]] = {
@@ -65,12 +64,11 @@ def _memory() -> int:
 
 def start_apart(args: argparse.Namespace, side: str) -> dict[str, float]:
     """Start an engine in a program of its own."""
-    command = [sys.executable, "-m", "benchmarks.engine_start", args.model, "--dtype", args.dtype]
+    arguments = [args.model, "--dtype", args.dtype, "--only", side]
     environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
-    done = subprocess.run(
-        [*command, "--only", side], stdout=subprocess.PIPE, text=True, check=True, env=environment
+    found: dict[str, float] = printed_apart(
+        "benchmarks.engine_start", *arguments, environment=environment
     )
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 

@@ -15,8 +15,6 @@ import gc
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,21 +24,19 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.apart import printed_apart
+
 MODES: dict[str, dict[str, Any]] = {
     "no flag": {},
     "hf_compat": {"hf_compat": True},
     "deterministic": {"deterministic": True},
 }
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def run_mode(mode: str, folder: str, rounds: int) -> dict[str, Any]:
     """Return what a mode took; in a process of its own, whose memory is measured."""
-    words = [sys.executable, "-m", "benchmarks.live_weights", folder, "--rounds", str(rounds)]
-    done = subprocess.run(
-        [*words, "--side", mode], cwd=ROOT, stdout=subprocess.PIPE, check=True, text=True
-    )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    arguments = [folder, "--rounds", str(rounds), "--side", mode]
+    found: dict[str, Any] = printed_apart("benchmarks.live_weights", *arguments)
     return found
 
 

@@ -14,12 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.apart import printed_apart
 from benchmarks.bundled import BUNDLED_MODEL
 from benchmarks.step_profile_worker import begin, end
 
@@ -131,10 +130,9 @@ def _milliseconds(timed: dict[str, float], profiled: dict[str, float]) -> dict[s
 
 def measure_mode(args: argparse.Namespace, mode: str) -> list[dict[str, Any]]:
     """Return the rows of a mode, from a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.step_profile", args.model, "--dtype", args.dtype]
-    command += ["--batches", *map(str, args.batches), "--params", args.params, "--only", mode]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    rows: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    arguments = [args.model, "--dtype", args.dtype, "--batches", *map(str, args.batches)]
+    arguments += ["--params", args.params, "--only", mode]
+    rows: list[dict[str, Any]] = printed_apart("benchmarks.step_profile", *arguments)
     return rows
 
 
