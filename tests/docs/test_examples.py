@@ -37,7 +37,7 @@ def run(name: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> Non
 def test_every_example_is_run() -> None:
     names = {path.name for path in (ROOT / "examples").glob("*.py")}
     in_scale_out = {"ray_data.py", "datatrove_pipeline.py"}
-    in_reinforcement = {"grpo.py", "grpo_trl.py"}
+    in_reinforcement = {"grpo.py", "grpo_parts.py", "grpo_trl.py"}
     assert names == {*PRINTED, *in_scale_out, *in_reinforcement, "client.py", "hf_vs_vllm.py"}
 
 

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import requests
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -36,12 +37,14 @@ def ask(address: str, **fields: Any) -> tuple[int, str]:
     return status, answer["choices"][0]["text"] if status == 200 else answer["error"]["message"]
 
 
-def send(address: str, kind: type[ModuleSource] = ModuleSource) -> None:
+def send(
+    address: str, kind: type[ModuleSource] = ModuleSource, version: str | None = None
+) -> None:
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16)
     meeting = GlooTrainerInitInfo("127.0.0.1", free_port(), rank=0, timeout_s=60)
     WeightTransferTrainerFactory.trainer_init(
         meeting, client=WeightSyncClient(address), source=kind(model)
-    ).send_weights()
+    ).send_weights(version)
 
 
 def test_everybody_is_told(address: str) -> None:
@@ -60,5 +63,18 @@ def test_everybody_is_told(address: str) -> None:
             assert status == 503
             assert reason.startswith("No answers now: The weight model.layers.0.")
             assert "The engine answers again once all weights have been loaded." in reason
+    send(address, version="7")
+    assert ask(address) == before
+    assert requests.get(f"{address}/weight_info", timeout=60).json() == {"weight_version": "7"}
+
+
+def test_bad_bodies_change_nothing(address: str) -> None:
+    """They are refused before a worker hears of them; a trainer's update goes on after."""
+    before = ask(address)
+    for info in ({"session": "a"}, {"names": 5, "dtype_names": [], "shapes": [], "session": "a"}):
+        status, answer = post(f"{address}/update_weights", {"update_info": info})
+        assert status == 400, answer
+        assert "update_info" in answer["error"]["message"]
+    assert ask(address) == before
     send(address)
     assert ask(address) == before

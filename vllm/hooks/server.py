@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 
-from vllm.fork.abort_bodies import check_abort_bodies
+from vllm.fork.checked_bodies import check_bodies
 
 if TYPE_CHECKING:
     from vllm.hf_compat.routes import Invocation
@@ -20,10 +20,10 @@ __all__ = ["accept_hf_bodies", "invocation_types"]
 
 
 def accept_hf_bodies(app: FastAPI, args: Namespace) -> None:
-    """As `routes.accept_hf_bodies`, and `check_abort_bodies` without flags, too."""
+    """As `routes.accept_hf_bodies`, and `check_bodies` without flags, too."""
     from vllm.hf_compat import routes
 
-    check_abort_bodies(app)
+    check_bodies(app)
     routes.accept_hf_bodies(app, args)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,9 @@ class GlooUpdateInfo(WeightTransferUpdateInfo):
         dtype_names: such as ``"bfloat16"``.
         shapes: whole ones.
         session: in which they come.
+
+    Raises:
+        ValueError: a field is of another type, or a tensor cannot be.
     """
 
     names: list[str]
@@ -40,19 +44,35 @@ class GlooUpdateInfo(WeightTransferUpdateInfo):
     session: str
 
     def __post_init__(self) -> None:
+        for field in ("names", "dtype_names", "shapes"):
+            if not isinstance(value := getattr(self, field), list):
+                raise ValueError(f"{field} must be a list, and is {value!r:.80}.")
+        for name in (*self.names, self.session):
+            if not isinstance(name, str):
+                raise ValueError(f"names and session must be text, which {name!r:.80} is not.")
         if not len(self.names) == len(self.dtype_names) == len(self.shapes):
             raise ValueError(
                 f"{len(self.names)} names, {len(self.dtype_names)} dtypes and {len(self.shapes)} "
                 "shapes: there must be as many of each."
             )
         for name in self.dtype_names:
-            if not isinstance(getattr(torch, name, None), torch.dtype):
-                raise ValueError(f"{name!r} is no dtype of PyTorch: send 'bfloat16', for one.")
+            if not isinstance(getattr(torch, str(name), None), torch.dtype):
+                raise ValueError(f"{name!r:.80} is no dtype of PyTorch: send 'bfloat16', for one.")
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            if not _is_shape(shape):
+                raise ValueError(f"{name} has no shape {shape!r:.80}: send a list such as [2, 3].")
 
     def tensors(self, device: str) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield empty tensors of these dtypes and shapes, by their names."""
         for name, dtype, shape in zip(self.names, self.dtype_names, self.shapes, strict=True):
             yield name, torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+
+
+def _is_shape(value: Any) -> bool:
+    """Return whether a value is a shape of a tensor whose elements PyTorch can count."""
+    if not isinstance(value, list) or not all(type(size) is int and size >= 0 for size in value):
+        return False
+    return math.prod(size or 1 for size in value) < 1 << 56
 
 
 class GlooEngine(WeightTransferEngine[Meeting, GlooUpdateInfo]):

@@ -18,6 +18,8 @@ from vllm.distributed.weight_transfer.base import WeightTransferInitInfo
 TRAINER = 0
 """Its rank in the group; the workers' follow."""
 
+_LONGEST_S = 7 * 24 * 3600
+
 
 @dataclass
 class Meeting(WeightTransferInitInfo):
@@ -44,8 +46,15 @@ class Meeting(WeightTransferInitInfo):
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(Meeting).items():
             value = getattr(self, name)
-            if not isinstance(value, kind | int if kind is float else kind):
+            is_kind = isinstance(value, kind | int if kind is float else kind)
+            if not is_kind or isinstance(value, bool):
                 raise ValueError(f"{name}={value!r} must be of type {kind.__name__}.")
+        if not 0 < self.port < 1 << 16:
+            raise ValueError(f"port={self.port} is none of TCP: they are from 1 to 65535.")
+        if not 0 < self.timeout_s <= _LONGEST_S:
+            raise ValueError(
+                f"timeout_s={self.timeout_s} must be more than 0 and at most {_LONGEST_S} (a week)."
+            )
         if self.world_size < 2:
             raise ValueError(
                 f"world_size={self.world_size} counts the trainer and every worker of the engine: "

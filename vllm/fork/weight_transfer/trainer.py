@@ -102,8 +102,12 @@ class GlooTrainer(TrainerWeightTransferEngine[GlooTrainerInitInfo]):
             told.result()
         return cls(client=client, source=source, group=group, session=meeting.session)
 
-    def send_weights(self) -> None:
+    def send_weights(self, weight_version: str | None = None) -> None:
         """Give the engine all weights of the source; it answers with them when this returns.
+
+        Args:
+            weight_version: what the engine's ``/weight_info`` says from then on, such as the step
+                of training; None keeps what it says.
 
         Raises:
             ValueError: the source yields something else than its metadata says.
@@ -123,7 +127,7 @@ class GlooTrainer(TrainerWeightTransferEngine[GlooTrainerInitInfo]):
         try:
             self.client.start_weight_update()
             self._send(self._group, metadata)
-            self.client.finish_weight_update()
+            self.client.finish_weight_update(weight_version)
         except BaseException:
             self.shutdown()  # workers may wait for what nobody sends
             raise
