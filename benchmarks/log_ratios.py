@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import torch
 
+sys.path.append("examples")  # of what grpo.py imports from beside it
 from examples import grpo
 
 

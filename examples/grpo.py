@@ -7,8 +7,8 @@ trainer and engine: 0.0, as both compute with the same bits. With --plain they d
 
 python examples/grpo.py [--plain] [--lora] [--sleep] [--steps 50] [--model MODEL] [--folder DIR]
 
-With --folder it keeps what it trains there, and goes on with it. Beside it, grpo_parts.py starts the
-server, has the optimizer, and sends weights.
+With --folder it keeps what it trains there, and goes on with it. grpo_parts.py, beside it, starts
+the server, has the optimizer, and sends the weights.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What examples/grpo.py has around its loop: server, reward, optimizer, and the way of the weights."""
+"""What is around the loop of examples/grpo.py: server, reward, optimizer, sending of weights."""
 
 import argparse
 import ast

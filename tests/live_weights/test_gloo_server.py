@@ -37,9 +37,7 @@ def ask(address: str, **fields: Any) -> tuple[int, str]:
     return status, answer["choices"][0]["text"] if status == 200 else answer["error"]["message"]
 
 
-def send(
-    address: str, kind: type[ModuleSource] = ModuleSource, version: str | None = None
-) -> None:
+def send(address: str, kind: type[ModuleSource] = ModuleSource, version: str | None = None) -> None:
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16)
     meeting = GlooTrainerInitInfo("127.0.0.1", free_port(), rank=0, timeout_s=60)
     WeightTransferTrainerFactory.trainer_init(

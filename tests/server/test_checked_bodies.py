@@ -85,9 +85,10 @@ def test_ids_reach_the_engine(app: FastAPI, browser: TestClient, path: str) -> N
 
 @pytest.mark.parametrize("path", TRANSFER)
 def test_a_server_that_takes_no_weights(app: FastAPI, browser: TestClient, path: str) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(app.state, "engine_client", Engine(None))
-        response = browser.post(path, json={"init_info": MEETING, "update_info": UPDATE})
+    before = app.state.engine_client
+    app.state.engine_client = Engine(None)
+    response = browser.post(path, json={"init_info": MEETING, "update_info": UPDATE})
+    app.state.engine_client = before
     assert response.status_code == 400, response.text
     assert "start it with --weight-transfer-config" in response.json()["error"]["message"]
 

@@ -1,4 +1,4 @@
-"""Bodies of ``/abort_requests`` and of weights that upstream would fail on: a 400 with the reason."""
+"""Bodies of ``/abort_requests`` and of weights that upstream would fail on: a 400, and why."""
 
 from __future__ import annotations
 
