@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "bindings/argument_checks.h"
+#include "cpu/token_attention/token_attention.h"
 #include "portable/mt19937.h"
 #include "portable/seen_mask.h"
 
@@ -160,6 +161,19 @@ void check_paged_sdpa(const Tensor& query, const Tensor& pages, const Tensor& bl
   }
   check_ranges(blocks, static_cast<const int64_t*>(starts.data_ptr()),
                static_cast<const int64_t*>(stops.data_ptr()), pages.size(0), pages.size(2));
+}
+
+void check_token_attention(const Tensor& query, const Tensor& pages, int64_t key_size,
+                           bool is_there) {
+  check(is_there, kSdpa, ": this CPU has no instructions for in_one.");
+  check_dtype(kSdpa, "query", query, ScalarType::BFloat16);
+  check_contiguous(kSdpa, "query", query);
+  check(key_size % kTokenColumns == 0 && pages.size(3) == 2 * key_size, kSdpa,
+        ": in_one takes keys and values of the same multiple of ", kTokenColumns,
+        " columns, but they have ", key_size, " and ", pages.size(3) - key_size, ".");
+  check(pages.size(1) > 0 && query.size(1) % pages.size(1) == 0, kSdpa,
+        ": query must have a multiple of the ", pages.size(1), " heads of pages, but has ",
+        query.size(1), ".");
 }
 
 void check_slot(const char* op, int64_t index, int64_t slot, int64_t num_slots) {

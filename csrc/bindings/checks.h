@@ -26,6 +26,8 @@ void check_row_products(const Tensor& x, const Tensor& weight, const std::option
                         int64_t block, bool is_available);
 
 // The arguments of paged_sdpa: see the op's schema.
+void check_token_attention(const Tensor& query, const Tensor& pages, int64_t key_size,
+                           bool is_there);
 void check_paged_sdpa(const Tensor& query, const Tensor& pages, const Tensor& blocks,
                       const Tensor& starts, const Tensor& stops, int64_t key_size);
 

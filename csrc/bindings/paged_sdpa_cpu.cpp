@@ -4,10 +4,13 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <optional>
+#include <vector>
 
 #include "bindings/checks.h"
+#include "cpu/isa.h"
 
 namespace vllm_fork {
 namespace {
@@ -46,9 +49,44 @@ void gather(const Tensor& pages, const int32_t* blocks, int64_t start, int64_t c
   }
 }
 
+// Keys and values are read where they are.
+Tensor attend_in_one(const Tensor& query, const Tensor& pages, const Tensor& blocks,
+                     const int64_t* starts, const int64_t* stops, double scale) {
+  const int64_t requests = query.size(0), heads = query.size(1), size = query.size(3);
+  const int64_t kv_heads = pages.size(1), block_size = pages.size(2);
+  const int64_t group = heads / kv_heads;
+  Tensor result = torch::stable::new_empty(query, {requests, 1, heads, size});
+  const auto* queries = static_cast<const uint16_t*>(query.data_ptr());
+  const auto* cache = static_cast<const uint16_t*>(pages.data_ptr());
+  auto* out = static_cast<uint16_t*>(result.data_ptr());
+  torch::stable::parallel_for(0, requests * kv_heads, 1, [&](int64_t begin, int64_t end) {
+    std::vector<const uint16_t*> keys, values;
+    std::vector<float> scratch(kTokenHeads * (size + kTokenKeys));
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t request = i / kv_heads, head = i % kv_heads;
+      const auto* own = static_cast<const int32_t*>(blocks.data_ptr()) + request * blocks.size(1);
+      keys.clear();
+      values.clear();
+      for (int64_t t = starts[request]; t < stops[request]; ++t) {
+        const uint16_t* key = cache + own[t / block_size] * pages.stride(0) +
+                              head * pages.stride(1) + t % block_size * pages.stride(2);
+        keys.push_back(key);
+        values.push_back(key + size);
+      }
+      const int64_t first = (request * heads + head * group) * size;
+      chosen_token_attention()({queries + first, keys.data(), values.data(), group, size,
+                                static_cast<int64_t>(keys.size()), static_cast<float>(scale),
+                                scratch.data(), out + first});
+    }
+  });
+  return result;
+}
+
+bool has_token_attention() { return chosen_token_attention() != nullptr; }
+
 Tensor paged_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor starts, Tensor stops,
                   int64_t key_size, std::optional<double> scale, bool enable_gqa,
-                  bool thread_per_request) {
+                  bool thread_per_request, bool in_one) {
   check_paged_sdpa(query, pages, blocks, starts, stops, key_size);
   const int64_t requests = query.size(0);
   const int64_t heads = query.size(1);
@@ -57,6 +95,11 @@ Tensor paged_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor starts, Tens
   const auto* all_blocks = static_cast<const int32_t*>(blocks.data_ptr());
   const auto* first = static_cast<const int64_t*>(starts.data_ptr());
   const auto* last = static_cast<const int64_t*>(stops.data_ptr());
+  if (in_one) {
+    check_token_attention(query, pages, key_size, has_token_attention());
+    const double default_scale = 1.0 / std::sqrt(static_cast<double>(key_size));
+    return attend_in_one(query, pages, blocks, first, last, scale.value_or(default_scale));
+  }
   const int64_t row = value_size * static_cast<int64_t>(query.element_size());
   auto* out = static_cast<char*>(result.data_ptr());
   const auto attend = [&](int64_t begin, int64_t end) {
@@ -90,4 +133,8 @@ Tensor paged_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor starts, Tens
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CPU, library) {
   library.impl("paged_sdpa", TORCH_BOX(&vllm_fork::paged_sdpa));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CompositeExplicitAutograd, library) {
+  library.impl("has_token_attention", TORCH_BOX(&vllm_fork::has_token_attention));
 }

@@ -13,7 +13,8 @@ STABLE_TORCH_LIBRARY(vllm_fork, library) {
   library.def("has_row_chains() -> bool");
   library.def(
       "paged_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor starts, Tensor stops, "
-      "int key_size, float? scale, bool enable_gqa, bool thread_per_request) -> Tensor");
+      "int key_size, float? scale, bool enable_gqa, bool thread_per_request, bool in_one) -> Tensor");
+  library.def("has_token_attention() -> bool");
   library.def("channel_statistics(Tensor weight) -> Tensor");
   library.def("equalising_exponents(Tensor statistics) -> Tensor");
   library.def("pack_weight(Tensor weight, Tensor? exponents, int segments) -> Tensor");

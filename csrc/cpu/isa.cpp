@@ -99,4 +99,11 @@ RowChains chosen_row_chains() {
   return nullptr;
 }
 
+AttendFromToken chosen_token_attention() {
+#if defined(VLLM_FORK_X86)
+  if (chosen_isa().row_products != nullptr) return token_attention_avx512;
+#endif
+  return nullptr;
+}
+
 }  // namespace vllm_fork

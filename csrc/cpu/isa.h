@@ -7,6 +7,7 @@
 #include "cpu/product/product.h"
 #include "cpu/single_row/row_chains.h"
 #include "cpu/single_row/row_products.h"
+#include "cpu/token_attention/token_attention.h"
 
 namespace vllm_fork {
 
@@ -27,5 +28,9 @@ const Isa& chosen_isa();
 
 // Null without AVX512_BF16, which CPUs of several of the instruction sets above may have or lack.
 RowChains chosen_row_chains();
+
+// Null without AVX-512.
+using AttendFromToken = void (*)(const TokenAttention&);
+AttendFromToken chosen_token_attention();
 
 }  // namespace vllm_fork

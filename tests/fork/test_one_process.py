@@ -40,6 +40,17 @@ def test_the_executor(arguments: dict[str, Any], backend: str) -> None:
     assert config.parallel_config.distributed_executor_backend == backend
 
 
+@pytest.mark.parametrize("flags", [{"deterministic": True}, {"hf_compat": True}])
+def test_arguments_of_another_engine(flags: dict[str, Any]) -> None:
+    """The executor is chosen for each engine, not for all that have the same object."""
+    args = EngineArgs(model=str(MODEL), dtype="bfloat16", **flags)
+    first = args.create_engine_config().parallel_config
+    args.tensor_parallel_size = 2
+    second = args.create_engine_config().parallel_config
+    assert first.distributed_executor_backend in (one_process.EXECUTOR, ONE_PROCESS)
+    assert second.distributed_executor_backend in ("mp", EXECUTOR)
+
+
 def test_threads_chosen_by_hand_have_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0")
     config = EngineArgs(str(MODEL), deterministic=True).create_engine_config()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from vllm.fork_ops import paged_sdpa
+from vllm.hf_numerics import paged_attention
 from vllm.hf_numerics.paged_attention import attend_in_pages
 
 NUM_REQUESTS, BLOCKS, BLOCK_SIZE = 64, 13, 16
@@ -42,3 +46,28 @@ def test_many_requests(dtype: torch.dtype, heads: int, kv_heads: int, size: int)
                 query[i : i + 1], key, value, enable_gqa=heads != kv_heads
             )
             assert torch.equal(found[i, 0], expected[0, :, 0]), (seed, i, length)
+
+
+@pytest.mark.parametrize("what", ["scores", "weights", "values"])
+def test_another_order_is_found(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator that rounds elsewhere, on a CPU of any kind, is not taken for PyTorch's."""
+    stock = paged_sdpa
+
+    def other(query: torch.Tensor, pages: torch.Tensor, **given: Any) -> torch.Tensor:
+        if not given.pop("in_one", False):
+            return stock(query, pages, **given)
+        found = []
+        for i, (start, stop) in enumerate(zip(given["starts"], given["stops"], strict=True)):
+            own = pages[given["blocks"][i].long()].transpose(0, 1).flatten(1, 2)
+            key, value = own[:, start:stop].double().chunk(2, -1)
+            scores = query[i].double() @ key.mT
+            scores = scores * given.get("scale", given["key_size"] ** -0.5)
+            scores = scores if what == "scores" else scores.float().double()
+            weights = scores.softmax(-1)
+            weights = weights if what == "weights" else weights.bfloat16().double()
+            found.append((weights @ value).transpose(0, 1))
+        return torch.stack(found).to(query.dtype)
+
+    monkeypatch.setattr(paged_attention, "paged_sdpa", other)
+    has_the_order = paged_attention._has_the_order.__wrapped__
+    assert not has_the_order(4, 4, 64, 128, torch.bfloat16, enable_gqa=False)

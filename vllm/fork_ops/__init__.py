@@ -17,7 +17,7 @@ Importing this package loads the library and needs torch only, none of the engin
 
 from .mt19937 import random_state, seeded_state
 from .multinomial import draw_tokens
-from .paged_sdpa import has_paged_sdpa, paged_sdpa
+from .paged_sdpa import has_paged_sdpa, has_token_attention, paged_sdpa
 from .row_products import row_orders, row_products
 from .seen_tokens import (
     DivisionRule,
@@ -32,6 +32,7 @@ __all__ = [
     "apply_repetition_penalty",
     "draw_tokens",
     "has_paged_sdpa",
+    "has_token_attention",
     "hf_division_rule",
     "mark_seen_tokens",
     "num_mask_words",

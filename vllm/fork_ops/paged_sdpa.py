@@ -1,15 +1,16 @@
 """Attention of one new token of each of several requests to keys and values in pages, on CPU.
 
 It is ``torch.nn.functional.scaled_dot_product_attention``, called for each request alone, so it has
-that function's bits. Nothing of it is Python.
+that function's bits; or a kernel of this project that adds in the order of that function.
 """
 
 import torch
 
 from . import library
 
-__all__ = ["has_paged_sdpa", "paged_sdpa"]
+__all__ = ["has_paged_sdpa", "has_token_attention", "paged_sdpa"]
 
+_COLUMNS = 16
 _is_there = library.load()
 
 if _is_there:
@@ -25,6 +26,7 @@ if _is_there:
         scale: float | None,
         enable_gqa: bool,
         thread_per_request: bool,
+        in_one: bool,
     ) -> torch.Tensor:
         return query.new_empty(query.shape[0], 1, query.shape[1], pages.shape[3] - key_size)
 
@@ -32,6 +34,18 @@ if _is_there:
 def has_paged_sdpa(device: torch.device) -> bool:
     """Whether the operator is there for tensors of a device."""
     return _is_there and device.type == "cpu"
+
+
+def has_token_attention(query: torch.Tensor, pages: torch.Tensor) -> bool:
+    """Whether `paged_sdpa` of such tensors can be `in_one`: bfloat16 on a CPU with AVX-512."""
+    size = query.shape[3]
+    return (
+        has_paged_sdpa(query.device)
+        and query.dtype == torch.bfloat16
+        and size % _COLUMNS == 0
+        and pages.shape[3] == 2 * size
+        and torch.ops.vllm_fork.has_token_attention()
+    )
 
 
 def paged_sdpa(
@@ -45,6 +59,7 @@ def paged_sdpa(
     scale: float | None = None,
     enable_gqa: bool = False,
     thread_per_request: bool = False,
+    in_one: bool = False,
 ) -> torch.Tensor:
     """Attend to each request's own keys and values.
 
@@ -61,6 +76,9 @@ def paged_sdpa(
         thread_per_request: share the requests out between threads, instead of the heads of each,
             as PyTorch does. It is faster; whether the bits are the same is up to the library of
             matrix products.
+        in_one: do not call PyTorch's function, but add in the order that it has where MKL does
+            not use a CPU's instructions for bfloat16 (`has_token_attention`); the caller must try
+            whether this is such a CPU. It is many times as fast.
 
     Returns:
         [num_requests, 1, num_heads, value_size].
@@ -69,5 +87,14 @@ def paged_sdpa(
         RuntimeError: a shape, a dtype or a place is wrong; the sentence names the argument.
     """
     return torch.ops.vllm_fork.paged_sdpa(
-        query, pages, blocks, starts, stops, key_size, scale, enable_gqa, thread_per_request
+        query.contiguous() if in_one else query,
+        pages,
+        blocks,
+        starts,
+        stops,
+        key_size,
+        scale,
+        enable_gqa,
+        thread_per_request,
+        in_one,
     )

@@ -1,20 +1,27 @@
 """Attention of single tokens with the bits that each request has alone, on all threads.
 
+A kernel of this project reads keys and values where they are, and adds in the order that PyTorch
+and MKL have on some CPUs. Whether this is such a CPU is found out on the machine, by products that
+cancel, of which nothing is left but what was rounded on the way. Where it is none, PyTorch's own
+function is called for each request.
+
 PyTorch shares the heads of a request out between threads. A thread for each request is faster, but
 MKL may round float32 by the alignment of memory, to which a thread's scratch adds (it does on AMD's
-Zen 4), so whether the bits are the same is found out on the machine.
+Zen 4), so whether the bits are the same is found out, too.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
-from vllm.fork_ops import paged_sdpa
+from vllm.fork_ops import has_token_attention, paged_sdpa
 
 _BLOCK_SIZE = 16
-_LENGTHS = (1, 7, 16, 33, 40, 64, 100, 130, 200, 513, 515, 600)
+_LENGTHS = (1, 2, 3, 7, 15, 16, 31, 33, 40, 64, 77, 100, 130, 200, 510, 511, 513, 515, 600, 1100)
 
 
 def attend_in_pages(
@@ -43,6 +50,8 @@ def attend_in_pages(
     Returns:
         [num_requests, 1, num_heads, value_size].
     """
+    shape = (query.shape[1], pages.shape[1], key_size, pages.shape[3], query.dtype, enable_gqa)
+    in_one = has_token_attention(query, pages) and _has_the_order(*shape)
     return paged_sdpa(
         query,
         pages,
@@ -52,9 +61,8 @@ def attend_in_pages(
         key_size=key_size,
         scale=scale,
         enable_gqa=enable_gqa,
-        thread_per_request=_may_have_a_thread_each(
-            query.shape[1], pages.shape[1], key_size, pages.shape[3], query.dtype, enable_gqa
-        ),
+        thread_per_request=not in_one and _may_have_a_thread_each(*shape),
+        in_one=in_one,
     )
 
 
@@ -73,21 +81,79 @@ def _may_have_a_thread_each(
     once in some thousands of tokens, and is there if float32 has it.
     """
     dtype = torch.float32 if dtype == torch.float16 else dtype
+    given = _requests(num_heads, num_kv_heads, key_size, width, dtype)
+    ways = [
+        paged_sdpa(**given, enable_gqa=enable_gqa, thread_per_request=thread_per_request)
+        for thread_per_request in (False, True)
+    ]
+    return torch.equal(*ways)
+
+
+@functools.cache
+def _has_the_order(
+    num_heads: int,
+    num_kv_heads: int,
+    key_size: int,
+    width: int,
+    dtype: torch.dtype,
+    enable_gqa: bool,
+) -> bool:
+    """Whether the project's kernel has the bits of PyTorch's function, for all of `_trials`."""
+    given = _requests(num_heads, num_kv_heads, key_size, width, dtype)
+    return all(
+        torch.equal(
+            *(
+                paged_sdpa(**given | changes, enable_gqa=enable_gqa, in_one=in_one)
+                for in_one in (False, True)
+            )
+        )
+        for changes in _trials(given)
+    )
+
+
+def _requests(
+    num_heads: int, num_kv_heads: int, key_size: int, width: int, dtype: torch.dtype
+) -> dict[str, Any]:
+    """Return arguments of `paged_sdpa` for requests of `_LENGTHS`, drawn at random."""
     generator = torch.Generator().manual_seed(0)
     count, per_request = len(_LENGTHS), -(-max(_LENGTHS) // _BLOCK_SIZE)
     query = torch.randn(count, num_heads, 1, key_size, generator=generator)
     shape = (count * per_request, num_kv_heads, _BLOCK_SIZE, width)
-    given = (
-        query.to(dtype),
-        torch.randn(shape, generator=generator).to(dtype),
-        torch.arange(count * per_request, dtype=torch.int32).view(count, per_request),
-        torch.zeros(count, dtype=torch.int64),
-        torch.tensor(_LENGTHS),
-    )
-    ways = [
-        paged_sdpa(
-            *given, key_size=key_size, enable_gqa=enable_gqa, thread_per_request=thread_per_request
-        )
-        for thread_per_request in (False, True)
-    ]
-    return torch.equal(*ways)
+    return {
+        "query": query.to(dtype),
+        "pages": torch.randn(shape, generator=generator).to(dtype),
+        "blocks": torch.arange(count * per_request, dtype=torch.int32).view(count, per_request),
+        "starts": torch.zeros(count, dtype=torch.int64),
+        "stops": torch.tensor(_LENGTHS),
+        "key_size": key_size,
+    }
+
+
+def _trials(given: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what is changed of `_requests`: nothing; scores, and then values, that cancel.
+
+    Terms have all magnitudes, for in float32 products of one magnitude add up without rounding.
+    """
+    yield {}
+    generator = torch.Generator().manual_seed(1)
+    query, pages, size = given["query"], given["pages"].clone(), given["key_size"]
+    exponents = torch.randint(-8, 9, pages.shape, generator=generator)
+    pages = (pages * torch.exp2(exponents)).to(pages.dtype)
+    half = size // 2
+    columns = torch.randperm(2 * half, generator=generator)
+    opposite = query.clone()
+    opposite[..., columns[half:]] = -opposite[..., columns[:half]]
+    scores = given["pages"].clone()
+    scores[..., columns[:half]] = scores[..., columns[half:]] = pages[..., columns[:half]]
+    yield {"query": opposite, "pages": scores, "scale": 2.0**14}
+    values = given["pages"].clone()
+    tokens = values.transpose(1, 2).flatten(0, 1)  # [tokens, kv heads, width]
+    later = pages.transpose(1, 2).flatten(0, 1)
+    for stop, first in zip(given["stops"].tolist(), given["blocks"][:, 0].tolist(), strict=True):
+        begin = first * _BLOCK_SIZE
+        order = begin + torch.randperm(stop, generator=generator)
+        ups, downs = order[: stop // 2], order[stop // 2 : stop // 2 * 2]
+        tokens[ups, :, size:] = later[ups, :, size:]
+        tokens[downs, :, size:] = -later[ups, :, size:]
+    values = tokens.unflatten(0, (-1, _BLOCK_SIZE)).transpose(1, 2).contiguous()
+    yield {"query": torch.zeros_like(query), "pages": values}

@@ -12,7 +12,7 @@ from vllm.fork.flag_values import FlagValue, log_decisions
 from vllm.fork.flags import ForkFlags, add_cli_args
 from vllm.fork.live_weights.arguments import check_weight_transfer
 from vllm.fork.missing_packages import check_input_packages, naming_missing_packages
-from vllm.fork.one_process import use_one_process
+from vllm.fork.one_process import EXECUTOR, use_one_process
 from vllm.fork.ray_on_cpus import use_ray_on_cpus
 from vllm.fork.system_libraries import check_system_libraries
 from vllm.hf_compat.engine_config import use_hf_semantics
@@ -47,6 +47,8 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
     if flags.hf_compat or flags.deterministic:
         normalise_compilation_config(args)
     check_attention_backend(args)
+    if args.distributed_executor_backend in (EXECUTOR, hf_numerics.ONE_PROCESS):
+        args.distributed_executor_backend = None  # chosen for an earlier engine of these arguments
     use_one_process(args, flags)
     deterministic.prepare_engine_args(args, flags)
     hf_numerics.prepare_engine_args(args, flags)

@@ -110,10 +110,13 @@ class GlooTrainer(TrainerWeightTransferEngine[GlooTrainerInitInfo]):
                 of training; None keeps what it says.
 
         Raises:
+            TypeError: weight_version is no text.
             ValueError: the source yields something else than its metadata says.
             Exception: what the client raises if the engine refuses, or is gone.
             RuntimeError: a connection is gone. After either `trainer_init` makes a new one.
         """
+        if not isinstance(weight_version, str | None):
+            raise TypeError(f"weight_version={weight_version!r} must be a text, such as '7'.")
         assert self.source is not None
         metadata = self.source.metadata()
         if not self.is_sender:
