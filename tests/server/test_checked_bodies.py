@@ -19,7 +19,7 @@ PATHS = ("/inference/v1/abort_requests", "/abort_requests")
 
 
 TRANSFER = ("/init_weight_transfer_engine", "/update_weights", "/start_weight_update")
-MEETING = {"host": "::1", "port": 5, "world_size": 2, "timeout_s": 1, "session": "a"}
+MEETING = {"host": "::1", "port": 5, "world_size": 3, "timeout_s": 1, "session": "a"}
 UPDATE = {"names": ["w"], "dtype_names": ["bfloat16"], "shapes": [[2, 3]], "session": "a"}
 
 
@@ -117,6 +117,7 @@ def test_weights_reach_the_engine(
         ({"port": True}, "port=True must be of type int"),
         ({"port": 1 << 40}, "port=1099511627776 is none of TCP"),
         ({"host": None}, "host=None must be of type str"),
+        ({"world_size": 2}, "world_size=2 must be 3: the trainer, and each of the 2 worker(s)"),
         ({"world_size": -3}, "world_size=-3 counts the trainer and every worker"),
         ({"timeout_s": 0}, "timeout_s=0 must be more than 0 and at most 604800"),
         ({"timeout_s": 1e300}, "timeout_s=1e+300 must be more than 0"),

@@ -48,9 +48,18 @@ async def _takes_weights(raw_request: Request) -> None:
 
 
 async def _check_init(raw_request: Request) -> None:
+    from vllm.fork.weight_transfer.group import Meeting  # takes seconds
+
     engine = _engine_of(raw_request)
     for info in _objects(await raw_request.json(), "init_info"):
         _try(engine.init_info_cls, info, "init_info")
+        everybody = 1 + _num_workers(raw_request)
+        if engine.init_info_cls is Meeting and info["world_size"] != everybody:
+            raise HTTPException(
+                400,
+                f"init_info: world_size={info['world_size']} must be {everybody}: the trainer, and "
+                f"each of the {everybody - 1} worker(s) of this engine.",
+            )
 
 
 async def _check_update(raw_request: Request) -> None:
@@ -59,13 +68,18 @@ async def _check_update(raw_request: Request) -> None:
     for info in _objects(body, "update_info"):
         _try(engine.update_info_cls, info, "update_info")
     updates = body.get("update_info") if isinstance(body, dict) else None
-    config = raw_request.app.state.engine_client.vllm_config.parallel_config
-    if isinstance(updates, list) and len(updates) != config.world_size_across_dp:
+    workers = _num_workers(raw_request)
+    if isinstance(updates, list) and len(updates) != workers:
         raise HTTPException(
             400,
-            f"update_info has {len(updates)} objects and the engine {config.world_size_across_dp} "
-            "workers: send one object for all, or a list of one for each.",
+            f"update_info has {len(updates)} objects and the engine {workers} workers: send one "
+            "object for all, or a list of one for each.",
         )
+
+
+def _num_workers(raw_request: Request) -> int:
+    config = raw_request.app.state.engine_client.vllm_config.parallel_config
+    return int(config.world_size_across_dp)
 
 
 def _engine_of(raw_request: Request) -> type[WeightTransferEngine[Any, Any]]:

@@ -10,15 +10,18 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from vllm.fork.engine_death import end_waiting_with_engine
+
 
 def leaving_nothing_behind(run: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a method of ``LLM`` that adds requests and fetches their answers: on an exception,
-    Ctrl-C among them, all that it has added are aborted.
+    Ctrl-C and the engine's death among them, all that it has added are aborted.
     """
 
     @wraps(run)
     def run_or_abort(llm: Any, *args: Any, **kwargs: Any) -> Any:
         engine = llm.llm_engine
+        end_waiting_with_engine(engine.engine_core)
         states = engine.output_processor.request_states
         before = set(states)
         try:

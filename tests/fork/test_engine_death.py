@@ -1,0 +1,35 @@
+"""An engine whose process is killed ends the call that waits for it, and those that follow."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+
+from tests.engines import bundled_engine
+from vllm import SamplingParams
+from vllm.v1.engine.exceptions import EngineDeadError
+
+
+@pytest.mark.parametrize("hf_compat", [True, False], ids=["hf_compat", "no flag"])
+def test_a_killed_engine(hf_compat: bool) -> None:
+    with bundled_engine(hf_compat=hf_compat, enforce_eager=True) as llm:
+        params = SamplingParams(max_tokens=1500, ignore_eos=True)
+        engines = [
+            child
+            for child in psutil.Process().children()
+            if any("EngineCore" in word for word in child.cmdline())
+        ]
+        assert len(engines) == 1
+        killer = threading.Timer(2, os.kill, (engines[0].pid, signal.SIGKILL))
+        killer.start()
+        begin = time.monotonic()
+        with pytest.raises(EngineDeadError):
+            llm.generate(["def"] * 64, params, use_tqdm=False)
+        assert time.monotonic() - begin < 60
+        with pytest.raises(EngineDeadError):
+            llm.generate(["def"], params, use_tqdm=False)
