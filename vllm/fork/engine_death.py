@@ -33,4 +33,4 @@ def end_waiting_with_engine(client: Any) -> None:
                 if not waiting.done():
                     waiting.set_exception(EngineDeadError())
 
-    client.shutdown = shutdown  # type: ignore[method-assign]
+    client.shutdown = shutdown
