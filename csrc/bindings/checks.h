@@ -26,10 +26,12 @@ void check_row_products(const Tensor& x, const Tensor& weight, const std::option
                         int64_t block, bool is_available);
 
 // The arguments of paged_sdpa: see the op's schema.
-void check_token_attention(const Tensor& query, const Tensor& pages, int64_t key_size,
-                           bool is_there);
 void check_paged_sdpa(const Tensor& query, const Tensor& pages, const Tensor& blocks,
                       const Tensor& starts, const Tensor& stops, int64_t key_size);
+
+// What in_one asks of them beyond that.
+void check_token_attention(const Tensor& query, const Tensor& pages, int64_t key_size,
+                           bool is_there);
 
 // For the CPU, where values can be looked at before anything is written.
 void check_slot(const char* op, int64_t index, int64_t slot, int64_t num_slots);

@@ -88,11 +88,6 @@ Tensor paged_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor starts, Tens
                   int64_t key_size, std::optional<double> scale, bool enable_gqa,
                   bool thread_per_request, bool in_one) {
   check_paged_sdpa(query, pages, blocks, starts, stops, key_size);
-  const int64_t requests = query.size(0);
-  const int64_t heads = query.size(1);
-  const int64_t value_size = pages.size(3) - key_size;
-  Tensor result = torch::stable::new_empty(query, {requests, 1, heads, value_size});
-  const auto* all_blocks = static_cast<const int32_t*>(blocks.data_ptr());
   const auto* first = static_cast<const int64_t*>(starts.data_ptr());
   const auto* last = static_cast<const int64_t*>(stops.data_ptr());
   if (in_one) {
@@ -100,6 +95,11 @@ Tensor paged_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor starts, Tens
     const double default_scale = 1.0 / std::sqrt(static_cast<double>(key_size));
     return attend_in_one(query, pages, blocks, first, last, scale.value_or(default_scale));
   }
+  const int64_t requests = query.size(0);
+  const int64_t heads = query.size(1);
+  const int64_t value_size = pages.size(3) - key_size;
+  Tensor result = torch::stable::new_empty(query, {requests, 1, heads, value_size});
+  const auto* all_blocks = static_cast<const int32_t*>(blocks.data_ptr());
   const int64_t row = value_size * static_cast<int64_t>(query.element_size());
   auto* out = static_cast<char*>(result.data_ptr());
   const auto attend = [&](int64_t begin, int64_t end) {

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from vllm.fork_ops import paged_sdpa
 from vllm.hf_numerics import paged_attention
-from vllm.hf_numerics.paged_attention import attend_in_pages
+from vllm.hf_numerics.paged_attention import Heads, attend_in_pages
 
 NUM_REQUESTS, BLOCKS, BLOCK_SIZE = 64, 13, 16
 
@@ -69,5 +69,5 @@ def test_another_order_is_found(what: str, monkeypatch: pytest.MonkeyPatch) -> N
         return torch.stack(found).to(query.dtype)
 
     monkeypatch.setattr(paged_attention, "paged_sdpa", other)
-    has_the_order = paged_attention._has_the_order.__wrapped__
-    assert not has_the_order(4, 4, 64, 128, torch.bfloat16, enable_gqa=False)
+    has_the_order = paged_attention.has_the_order.__wrapped__
+    assert not has_the_order(Heads(4, 4, 64, 128, torch.bfloat16, enable_gqa=False))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,6 +22,26 @@ from vllm.fork_ops import has_token_attention, paged_sdpa
 
 _BLOCK_SIZE = 16
 _LENGTHS = (1, 2, 3, 7, 15, 16, 31, 33, 40, 64, 77, 100, 130, 200, 510, 511, 513, 515, 600, 1100)
+
+
+class Heads(NamedTuple):
+    """What the order of a sum may depend on, but for the number of tokens.
+
+    Attributes:
+        num_heads: of queries.
+        num_kv_heads: of keys and values.
+        key_size: of a head.
+        width: of a head's key and value.
+        dtype: of all.
+        enable_gqa: as of ``scaled_dot_product_attention``.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    key_size: int
+    width: int
+    dtype: torch.dtype
+    enable_gqa: bool
 
 
 def attend_in_pages(
@@ -50,8 +70,8 @@ def attend_in_pages(
     Returns:
         [num_requests, 1, num_heads, value_size].
     """
-    shape = (query.shape[1], pages.shape[1], key_size, pages.shape[3], query.dtype, enable_gqa)
-    in_one = has_token_attention(query, pages) and _has_the_order(*shape)
+    heads = Heads(query.shape[1], pages.shape[1], key_size, pages.shape[3], query.dtype, enable_gqa)
+    in_one = has_token_attention(query, pages) and has_the_order(heads)
     return paged_sdpa(
         query,
         pages,
@@ -61,71 +81,52 @@ def attend_in_pages(
         key_size=key_size,
         scale=scale,
         enable_gqa=enable_gqa,
-        thread_per_request=not in_one and _may_have_a_thread_each(*shape),
+        thread_per_request=not in_one and _may_have_a_thread_each(heads),
         in_one=in_one,
     )
 
 
 @functools.cache
-def _may_have_a_thread_each(
-    num_heads: int,
-    num_kv_heads: int,
-    key_size: int,
-    width: int,
-    dtype: torch.dtype,
-    enable_gqa: bool,
-) -> bool:
+def _may_have_a_thread_each(heads: Heads) -> bool:
     """Whether requests of one shape have the same bits on a thread each as on all threads.
 
     In float16 that is asked of float32: a difference between the two rarely outlives the rounding,
     once in some thousands of tokens, and is there if float32 has it.
     """
-    dtype = torch.float32 if dtype == torch.float16 else dtype
-    given = _requests(num_heads, num_kv_heads, key_size, width, dtype)
+    if heads.dtype == torch.float16:
+        heads = heads._replace(dtype=torch.float32)
+    given = _requests(heads)
     ways = [
-        paged_sdpa(**given, enable_gqa=enable_gqa, thread_per_request=thread_per_request)
+        paged_sdpa(**given, thread_per_request=thread_per_request)
         for thread_per_request in (False, True)
     ]
     return torch.equal(*ways)
 
 
 @functools.cache
-def _has_the_order(
-    num_heads: int,
-    num_kv_heads: int,
-    key_size: int,
-    width: int,
-    dtype: torch.dtype,
-    enable_gqa: bool,
-) -> bool:
+def has_the_order(heads: Heads) -> bool:
     """Whether the project's kernel has the bits of PyTorch's function, for all of `_trials`."""
-    given = _requests(num_heads, num_kv_heads, key_size, width, dtype)
+    given = _requests(heads)
     return all(
-        torch.equal(
-            *(
-                paged_sdpa(**given | changes, enable_gqa=enable_gqa, in_one=in_one)
-                for in_one in (False, True)
-            )
-        )
+        torch.equal(*(paged_sdpa(**given | changes, in_one=in_one) for in_one in (False, True)))
         for changes in _trials(given)
     )
 
 
-def _requests(
-    num_heads: int, num_kv_heads: int, key_size: int, width: int, dtype: torch.dtype
-) -> dict[str, Any]:
+def _requests(heads: Heads) -> dict[str, Any]:
     """Return arguments of `paged_sdpa` for requests of `_LENGTHS`, drawn at random."""
     generator = torch.Generator().manual_seed(0)
     count, per_request = len(_LENGTHS), -(-max(_LENGTHS) // _BLOCK_SIZE)
-    query = torch.randn(count, num_heads, 1, key_size, generator=generator)
-    shape = (count * per_request, num_kv_heads, _BLOCK_SIZE, width)
+    query = torch.randn(count, heads.num_heads, 1, heads.key_size, generator=generator)
+    shape = (count * per_request, heads.num_kv_heads, _BLOCK_SIZE, heads.width)
     return {
-        "query": query.to(dtype),
-        "pages": torch.randn(shape, generator=generator).to(dtype),
+        "query": query.to(heads.dtype),
+        "pages": torch.randn(shape, generator=generator).to(heads.dtype),
         "blocks": torch.arange(count * per_request, dtype=torch.int32).view(count, per_request),
         "starts": torch.zeros(count, dtype=torch.int64),
         "stops": torch.tensor(_LENGTHS),
-        "key_size": key_size,
+        "key_size": heads.key_size,
+        "enable_gqa": heads.enable_gqa,
     }
 
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from vllm.fork_ops import has_token_attention, paged_sdpa
-from vllm.hf_numerics.paged_attention import _has_the_order
+from vllm.hf_numerics.paged_attention import Heads, has_the_order
 
 BLOCK_SIZE = 16
 # Longer than the 512 keys that PyTorch's kernel for CPUs takes at a time, too.
@@ -70,7 +70,7 @@ def takes_order() -> bool:
     given = arguments(torch.bfloat16)
     if not has_token_attention(given["query"], given["pages"]):
         return False
-    return _has_the_order(8, 2, 64, 128, torch.bfloat16, enable_gqa=True)
+    return has_the_order(Heads(8, 2, 64, 128, torch.bfloat16, enable_gqa=True))
 
 
 @pytest.mark.skipif(not takes_order(), reason="MKL has another order here: see hf_numerics")
