@@ -11,6 +11,7 @@ process had while it loaded tensors one at a time, beside what it had before, in
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import os
@@ -80,6 +81,7 @@ def most_beside(model: Any, folder: Path) -> int:
     tensors, which are there before.
     """
     tensors = list(tensors_of(folder))
+    ctypes.CDLL(None).malloc_trim(0)  # or what was free before could be taken and not be seen
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
     before = _status("VmRSS")
     for pair in tensors:

@@ -11,6 +11,7 @@ namespace {
 constexpr const char* kStatistics = "channel_statistics";
 constexpr const char* kEqualise = "equalising_exponents";
 constexpr const char* kPack = "pack_weight";
+constexpr const char* kRepack = "repack_weight";
 constexpr const char* kUnpack = "unpack_weight";
 constexpr const char* kProduct = "portable_product";
 constexpr const char* kDigitsProduct = "portable_digits_product";
@@ -91,6 +92,15 @@ void check_packed(const char* op, const Tensor& packed, const ProductShape& shap
   check_alignment(op, "packed", packed, kPackedAlignment);
 }
 
+void check_what_is_packed(const char* op, const Tensor& weight,
+                          const std::optional<Tensor>& exponents, int64_t segments) {
+  check_weight(op, weight);
+  check_shape(op, ProductShape{weight.size(0), weight.size(1), segments});
+  check_exponents(op, exponents, weight.size(1));
+  check_same_device(op, "exponents", exponents, weight);
+  check_exponent_values(op, exponents);
+}
+
 void check_rows(const char* op, int64_t rows, int64_t most_rows) {
   check(0 < rows && rows <= most_rows, op, ": rows must be in 1..", most_rows, ", but are ", rows,
         ".");
@@ -114,11 +124,15 @@ void check_equalising_exponents(const Tensor& statistics) {
 
 void check_pack_weight(const Tensor& weight, const std::optional<Tensor>& exponents,
                        int64_t segments) {
-  check_weight(kPack, weight);
-  check_shape(kPack, ProductShape{weight.size(0), weight.size(1), segments});
-  check_exponents(kPack, exponents, weight.size(1));
-  check_same_device(kPack, "exponents", exponents, weight);
-  check_exponent_values(kPack, exponents);
+  check_what_is_packed(kPack, weight, exponents, segments);
+}
+
+void check_repack_weight(const Tensor& packed, const Tensor& weight,
+                         const std::optional<Tensor>& exponents, int64_t segments,
+                         PackedBytes packed_bytes) {
+  check_what_is_packed(kRepack, weight, exponents, segments);
+  check_packed(kRepack, packed, {weight.size(0), weight.size(1), segments}, packed_bytes);
+  check_same_device(kRepack, "packed", packed, weight);
 }
 
 void check_unpack_weight(const Tensor& packed, const std::optional<Tensor>& exponents,

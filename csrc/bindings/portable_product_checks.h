@@ -16,6 +16,9 @@ void check_channel_statistics(const Tensor& weight);
 void check_equalising_exponents(const Tensor& statistics);
 void check_pack_weight(const Tensor& weight, const std::optional<Tensor>& exponents,
                        int64_t segments);
+void check_repack_weight(const Tensor& packed, const Tensor& weight,
+                         const std::optional<Tensor>& exponents, int64_t segments,
+                         PackedBytes packed_bytes);
 void check_unpack_weight(const Tensor& packed, const std::optional<Tensor>& exponents,
                          const ProductShape& shape, PackedBytes packed_bytes);
 void check_portable_product(const Tensor& x, const Tensor& packed,

@@ -69,11 +69,9 @@ Tensor equalising_exponents(Tensor statistics) {
   return exponents;
 }
 
-Tensor pack_weight(Tensor weight, std::optional<Tensor> exponents, int64_t segments) {
-  check_pack_weight(weight, exponents, segments);
+void pack_into(uint8_t* bytes, const Tensor& weight, const std::optional<Tensor>& exponents,
+               int64_t segments) {
   const ProductShape shape{weight.size(0), weight.size(1), segments};
-  Tensor packed = torch::stable::new_empty(weight, {shape.packed_bytes()}, ScalarType::Byte);
-  auto* bytes = packed.mutable_data_ptr<uint8_t>();
   std::memset(bytes + shape.packed_bytes() - kPackedSlack, 0, kPackedSlack);
   const WeightNumbers numbers{weight.data_ptr(), format_of(weight)};
   std::atomic<int64_t> refused = -1;
@@ -84,7 +82,20 @@ Tensor pack_weight(Tensor weight, std::optional<Tensor> exponents, int64_t segme
               if (output >= 0) refused = output;
             });
   check_packed_output(refused);
+}
+
+Tensor pack_weight(Tensor weight, std::optional<Tensor> exponents, int64_t segments) {
+  check_pack_weight(weight, exponents, segments);
+  const ProductShape shape{weight.size(0), weight.size(1), segments};
+  Tensor packed = torch::stable::new_empty(weight, {shape.packed_bytes()}, ScalarType::Byte);
+  pack_into(packed.mutable_data_ptr<uint8_t>(), weight, exponents, segments);
   return packed;
+}
+
+void repack_weight(Tensor packed, Tensor weight, std::optional<Tensor> exponents,
+                   int64_t segments) {
+  check_repack_weight(packed, weight, exponents, segments, packed_bytes);
+  pack_into(packed.mutable_data_ptr<uint8_t>(), weight, exponents, segments);
 }
 
 Tensor unpack_weight(Tensor packed, std::optional<Tensor> exponents, int64_t outputs,
@@ -196,6 +207,7 @@ STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CPU, library) {
   library.impl("channel_statistics", TORCH_BOX(&vllm_fork::channel_statistics));
   library.impl("equalising_exponents", TORCH_BOX(&vllm_fork::equalising_exponents));
   library.impl("pack_weight", TORCH_BOX(&vllm_fork::pack_weight));
+  library.impl("repack_weight", TORCH_BOX(&vllm_fork::repack_weight));
   library.impl("unpack_weight", TORCH_BOX(&vllm_fork::unpack_weight));
   library.impl("portable_product", TORCH_BOX(&vllm_fork::portable_product));
   library.impl("sum_partials", TORCH_BOX(&vllm_fork::sum_partials));

@@ -80,21 +80,33 @@ Tensor equalising_exponents(Tensor statistics) {
   return torch::stable::to(exponents, statistics.device());
 }
 
+void pack_into(uint8_t* packed, const Tensor& weight, const std::optional<Tensor>& exponents,
+               int64_t segments) {
+  const ProductShape shape{weight.size(0), weight.size(1), segments};
+  Tensor refused = torch::stable::new_empty(weight, {1}, ScalarType::Long);
+  refused = torch::stable::fill_(refused, -1);
+  STD_CUDA_CHECK(launch_pack_weight(
+      shape, {weight.data_ptr(), format_of(weight)}, exponents_of(exponents), packed,
+      reinterpret_cast<unsigned long long*>(refused.mutable_data_ptr<int64_t>()),
+      current_stream(weight)));
+  check_packed_output(*on_cpu(refused).const_data_ptr<int64_t>());
+}
+
 Tensor pack_weight(Tensor weight, std::optional<Tensor> exponents, int64_t segments) {
   check_pack_weight(weight, exponents, segments);
   const DeviceGuard guard(weight.get_device_index());
   const ProductShape shape{weight.size(0), weight.size(1), segments};
   Tensor packed =
       torch::stable::new_empty(weight, {packed_weight_bytes(shape)}, ScalarType::Byte);
-  Tensor refused = torch::stable::new_empty(weight, {1}, ScalarType::Long);
-  refused = torch::stable::fill_(refused, -1);
-  STD_CUDA_CHECK(launch_pack_weight(
-      shape, {weight.data_ptr(), format_of(weight)}, exponents_of(exponents),
-      packed.mutable_data_ptr<uint8_t>(),
-      reinterpret_cast<unsigned long long*>(refused.mutable_data_ptr<int64_t>()),
-      current_stream(weight)));
-  check_packed_output(*on_cpu(refused).const_data_ptr<int64_t>());
+  pack_into(packed.mutable_data_ptr<uint8_t>(), weight, exponents, segments);
   return packed;
+}
+
+void repack_weight(Tensor packed, Tensor weight, std::optional<Tensor> exponents,
+                   int64_t segments) {
+  check_repack_weight(packed, weight, exponents, segments, packed_weight_bytes);
+  const DeviceGuard guard(weight.get_device_index());
+  pack_into(packed.mutable_data_ptr<uint8_t>(), weight, exponents, segments);
 }
 
 Tensor unpack_weight(Tensor packed, std::optional<Tensor> exponents, int64_t outputs,
@@ -175,6 +187,7 @@ STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CUDA, library) {
   library.impl("channel_statistics", TORCH_BOX(&vllm_fork::channel_statistics));
   library.impl("equalising_exponents", TORCH_BOX(&vllm_fork::equalising_exponents));
   library.impl("pack_weight", TORCH_BOX(&vllm_fork::pack_weight));
+  library.impl("repack_weight", TORCH_BOX(&vllm_fork::repack_weight));
   library.impl("unpack_weight", TORCH_BOX(&vllm_fork::unpack_weight));
   library.impl("portable_product", TORCH_BOX(&vllm_fork::portable_product));
   library.impl("portable_digits_product", TORCH_BOX(&vllm_fork::portable_digits_product));

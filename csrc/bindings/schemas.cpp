@@ -19,6 +19,8 @@ STABLE_TORCH_LIBRARY(vllm_fork, library) {
   library.def("equalising_exponents(Tensor statistics) -> Tensor");
   library.def("pack_weight(Tensor weight, Tensor? exponents, int segments) -> Tensor");
   library.def(
+      "repack_weight(Tensor(a!) packed, Tensor weight, Tensor? exponents, int segments) -> ()");
+  library.def(
       "unpack_weight(Tensor packed, Tensor? exponents, int outputs, int inputs, int segments) -> "
       "Tensor");
   library.def(

@@ -13,7 +13,13 @@ CSRC = HERE.parents[1] / "csrc"
 NAMESPACE = "vllm_fork_emulated"
 
 EMULATED = (
-    *("channel_statistics", "equalising_exponents", "pack_weight", "unpack_weight"),
+    *(
+        "channel_statistics",
+        "equalising_exponents",
+        "pack_weight",
+        "repack_weight",
+        "unpack_weight",
+    ),
     *("portable_product", "portable_digits_product", "sum_partials", "portable_map"),
     *("portable_map_digits", "portable_gated", "portable_gated_digits", "portable_norm"),
     *("portable_norm_digits", "portable_rotary_table", "portable_rotate", "portable_append"),

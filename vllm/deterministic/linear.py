@@ -10,11 +10,12 @@ from torch import nn
 from vllm.deterministic import fusion
 from vllm.deterministic.equalisation import exponents_of
 from vllm.distributed import tensor_model_parallel_all_gather
-from vllm.fork.live_weights.packed import PackedParameter, replace_packed
+from vllm.fork.live_weights.packed import PackedParameter
 from vllm.fork_ops.portable_product import (
     PackedWeight,
     pack_weight,
     portable_product,
+    repack_weight,
     sum_partials,
 )
 from vllm.model_executor.layers.linear import RowParallelLinear, UnquantizedLinearMethod
@@ -40,7 +41,7 @@ class PortableLinearMethod(UnquantizedLinearMethod):
     def pack_again(self, layer: Any, name: str, part: int, rows: torch.Tensor) -> None:
         """As in `PacksWeights`."""
         assert self._weight is not None
-        replace_packed_weight(self._weight, self._packed(layer, rows))
+        repack_weight(self._weight, rows, exponents_of(layer, rows))
 
     def _packed(self, layer: Any, weight: torch.Tensor) -> PackedWeight:
         parts = layer.tp_size if isinstance(layer, RowParallelLinear) else 1
@@ -110,7 +111,7 @@ class PortableEmbeddingMethod(UnquantizedEmbeddingMethod):
     def pack_again(self, layer: Any, name: str, part: int, rows: torch.Tensor) -> None:
         """As in `PacksWeights`."""
         assert self._weight is not None
-        replace_packed_weight(self._weight, self._packed(layer, rows))
+        repack_weight(self._weight, rows, exponents_of(layer, rows))
 
     def _packed(self, layer: Any, weight: torch.Tensor) -> PackedWeight:
         return pack_weight(weight.contiguous(), exponents_of(layer, weight))
@@ -127,12 +128,6 @@ class PortableEmbeddingMethod(UnquantizedEmbeddingMethod):
                 "a ParallelLMHead nor a tied input embedding. Leave the flag out."
             )
         return portable_product(x, self._weight, bias, dtype=torch.float32)
-
-
-def replace_packed_weight(old: PackedWeight, new: PackedWeight) -> None:
-    """Write a packed weight into the memory of another one of the same layer."""
-    replace_packed(old.packed, new.packed)
-    replace_packed(old.exponents, new.exponents)
 
 
 def release_weight(layer: Any, name: str = "weight") -> None:

@@ -38,12 +38,15 @@ __all__ = [
     "has_kernels",
     "pack_weight",
     "portable_product",
+    "repack_weight",
     "sum_partials",
     "unpack_weight",
 ]
 
 MOST_SEGMENTS = 8
 """Cards that can split the input channels of one layer, at most."""
+
+_SURELY_PACKED = 2.0**28  # below it a number is, equalised by at most 2^16, no reason to refuse
 
 if library.load():
 
@@ -54,6 +57,12 @@ if library.load():
     @torch.library.register_fake("vllm_fork::equalising_exponents")
     def _(statistics: torch.Tensor) -> torch.Tensor:
         return statistics.new_empty(statistics.shape[0], dtype=torch.int8)
+
+    @torch.library.register_fake("vllm_fork::repack_weight")
+    def _(
+        packed: torch.Tensor, weight: torch.Tensor, exponents: torch.Tensor | None, segments: int
+    ) -> None:
+        return None
 
     @torch.library.register_fake("vllm_fork::unpack_weight")
     def _(
@@ -172,6 +181,32 @@ def pack_weight(
     segments = whole // parts
     packed = torch.ops.vllm_fork.pack_weight(weight, exponents, segments)
     return PackedWeight(packed, exponents, weight.shape[0], in_features, segments)
+
+
+def repack_weight(
+    old: PackedWeight, weight: torch.Tensor, exponents: torch.Tensor | None = None
+) -> None:
+    """Pack another weight into the memory of a packed one.
+
+    No other memory is taken, unless a number of the weight is 2^28 or more, or is refused.
+
+    Args:
+        old: from `pack_weight`, of a weight of the same shape; it is the new weight's afterwards.
+        weight: as `pack_weight` takes it.
+        exponents: likewise; None if `old` was packed without them.
+
+    Raises:
+        ValueError: only one of the two has exponents.
+        RuntimeError: as `pack_weight`; `old` is as it was.
+    """
+    if (old.exponents is None) != (exponents is None):
+        raise ValueError("A weight that was packed with exponents is packed again with exponents.")
+    if torch.linalg.vector_norm(weight, torch.inf).item() < _SURELY_PACKED:
+        torch.ops.vllm_fork.repack_weight(old.packed, weight, exponents, old.segments)
+    else:
+        old.packed.copy_(torch.ops.vllm_fork.pack_weight(weight, exponents, old.segments))
+    if old.exponents is not None and exponents is not None:
+        old.exponents.copy_(exponents)
 
 
 def unpack_weight(weight: PackedWeight) -> torch.Tensor:

@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 from vllm.deterministic.equalisation import exponents_of_columns, exponents_of_rows
-from vllm.deterministic.linear import release_weight, replace_packed_weight, sums_of_ranks
+from vllm.deterministic.linear import release_weight, sums_of_ranks
 from vllm.deterministic.mixtures.experts import PackedExperts, in_parts, weighted_sums
 from vllm.deterministic.mixtures.routing import portable_router
 from vllm.deterministic.refusal import refusal
 from vllm.fork.experts import ExpertsMethod
 from vllm.fork.live_weights.packed import PackedParameter
 from vllm.fork_ops.portable_functions import Function
-from vllm.fork_ops.portable_product import PackedWeight, pack_weight, sum_partials
+from vllm.fork_ops.portable_product import PackedWeight, pack_weight, repack_weight, sum_partials
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
@@ -62,18 +62,19 @@ class PortableExpertsMethod(ExpertsMethod):
         """As in `PacksWeights`."""
         assert self._experts is not None
         old = self._experts.gate_up if name == "w13_weight" else self._experts.down
-        replace_packed_weight(old[part], self._packed(name, rows)[0])
+        repack_weight(old[part], rows[0], self._exponents(name, rows)[0])
 
     def _packed(self, name: str, weights: torch.Tensor) -> list[PackedWeight]:
         """Pack weights of some experts, [experts, out_features, in_features]."""
-        if name == "w13_weight":
-            exponents = exponents_of_rows(weights, self._num_ranks)
-            parts = 1
-        else:
-            exponents = exponents_of_columns(weights, self._num_ranks, self.moe.tp_rank)
-            parts = self._num_ranks
-        pairs = zip(weights, exponents, strict=True)
+        pairs = zip(weights, self._exponents(name, weights), strict=True)
+        parts = 1 if name == "w13_weight" else self._num_ranks
         return [pack_weight(*pair, parts=parts) for pair in pairs]
+
+    def _exponents(self, name: str, weights: torch.Tensor) -> torch.Tensor:
+        """Return the exponents of the channels of some experts, int8 [experts, in_features]."""
+        if name == "w13_weight":
+            return exponents_of_rows(weights, self._num_ranks)
+        return exponents_of_columns(weights, self._num_ranks, self.moe.tp_rank)
 
     def weighted_sums(
         self, x: torch.Tensor, weights: torch.Tensor, indices: torch.Tensor

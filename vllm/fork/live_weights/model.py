@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vllm.fork.live_weights.packed import PackedParameter, PacksWeights
+from vllm.fork.live_weights.packed import PackedParameter, PacksWeights, WeightsLostError
 from vllm.fork.live_weights.rehearsal import check_kind, rehearse, without_numbers
 from vllm.fork.live_weights.staging import StagedParameter, stand_in
 from vllm.fork.live_weights.upstream_layers import UnknownPacking, packing_of
@@ -185,7 +185,7 @@ class LiveWeights:
             result = self._upstream_load(last, *args, **kwargs)
             self._pack_copies()
         except Exception as error:
-            if self.version == before:
+            if self.version == before and not isinstance(error, WeightsLostError):
                 raise ValueError(f"{_wrong(last.name, error)} Nothing was changed.") from error
             self._break(_wrong(last.name, error))
             raise ValueError(self._broken) from error

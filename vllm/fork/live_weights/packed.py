@@ -57,14 +57,16 @@ class ReadsWeights:
         raise AssertionError("nothing is packed")
 
 
-def replace_packed(old: torch.Tensor | None, new: torch.Tensor | None) -> None:
+class WeightsLostError(RuntimeError):
+    """Neither the old weights of a layer are there any more, nor the new ones."""
+
+
+def replace_packed(old: torch.Tensor, new: torch.Tensor) -> None:
     """Write packed numbers into the memory that has the old ones: graphs keep its address.
 
     Raises:
         RuntimeError: they are of another shape or dtype, so that something else reads them.
     """
-    if old is None and new is None:
-        return
-    if old is None or new is None or (old.shape, old.dtype) != (new.shape, new.dtype):
+    if (old.shape, old.dtype) != (new.shape, new.dtype):
         raise RuntimeError("The new weights are packed in another form than those before.")
     old.copy_(new)

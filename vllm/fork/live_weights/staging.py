@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from vllm.fork.live_weights.packed import PackedParameter
-from vllm.fork.live_weights.writes import Coverage, Span, Writes, overlap
+from vllm.fork.live_weights.writes import Coverage, LateWrites, Span, overlap
 
 
 class StagedParameter:
@@ -52,9 +52,10 @@ class StagedParameter:
             what it returned, the places that it has written to, and whether a part was packed.
         """
         memory = self._staged()
-        with Writes(memory) as writes:
+        with LateWrites(memory, self._parts) as writes:
             result = loader(memory, *args, **kwargs)
-        return result, writes.spans, self._pack_what_is_there(memory, writes.spans)
+        is_changed = self._pack_what_is_there(memory.data, writes.spans, writes.undone)
+        return result, writes.spans, is_changed
 
     def forget(self) -> None:
         """Let go of what was written and is not whole."""
@@ -70,7 +71,9 @@ class StagedParameter:
             )
         return self._memory
 
-    def _pack_what_is_there(self, memory: torch.Tensor, spans: list[Span]) -> bool:
+    def _pack_what_is_there(
+        self, memory: torch.Tensor, spans: list[Span], elsewhere: dict[int, torch.Tensor]
+    ) -> bool:
         self._coverage.add(spans)
         row_size = memory[0].numel()
         places = [(first * row_size, last * row_size) for first, last in self._parts]
@@ -78,7 +81,11 @@ class StagedParameter:
         done = {part for part in touched if self._coverage.has(places[part])}
         for part in sorted(done):
             first, last = self._parts[part]
-            self._pack(part, memory.data[first:last])
+            rows = memory[first:last]
+            if part in elsewhere:
+                self._coverage.remove(places[part])
+                rows = elsewhere[part].view_as(rows)
+            self._pack(part, rows)
         self._begun = (self._begun | touched) - done
         if not self._begun:
             self.forget()

@@ -7,6 +7,7 @@ tied to an embedding keeps the layout of the old one.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,12 @@ import torch
 from torch import nn
 
 from vllm import _custom_ops as ops
-from vllm.fork.live_weights.packed import PackedParameter, PacksWeights, replace_packed
+from vllm.fork.live_weights.packed import (
+    PackedParameter,
+    PacksWeights,
+    WeightsLostError,
+    replace_packed,
+)
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
@@ -103,24 +109,42 @@ def pack_kernel_again(layer: Any, weight: torch.Tensor) -> None:
 
     Args:
         layer: with the ``cpu_linear`` of ``dispatch_cpu_unquantized_gemm``.
-        weight: [out_features, in_features], contiguous.
+        weight: [out_features, in_features].
+
+    Raises:
+        RuntimeError: another kernel takes the new weight.
+        WeightsLostError: likewise, and the old one's memory is free.
     """
+    kept = _kept_by(layer.cpu_linear)
+    handlers = [one for one in kept.values() if isinstance(one, ops.CPUDNNLGEMMHandler)]
+    for handler in handlers:
+        _free(handler)
     new = SimpleNamespace(weight=nn.Parameter(weight.contiguous(), requires_grad=False))
     dispatch_cpu_unquantized_gemm(new, remove_weight=True)
-    kept, made = _kept_by(layer.cpu_linear), _kept_by(new.cpu_linear)
+    made = _kept_by(new.cpu_linear)
     if kept.keys() != made.keys():
-        raise RuntimeError("The new weights are given to another kernel than those before.")
+        error = WeightsLostError if handlers else RuntimeError
+        raise error("The new weights are given to another kernel than those before.")
     for name, old in kept.items():
-        _replace(old, made[name])
+        if isinstance(old, torch.Tensor):
+            replace_packed(old, made[name])
+        else:
+            _hand_over(old, made[name])
 
 
-def _replace(old: Any, new: Any) -> None:
-    if isinstance(old, torch.Tensor):
-        replace_packed(old, new)
-    else:  # each frees what its pointer says, so the old one's memory goes with `new`
-        pointer = old.handler_tensor.clone()
-        old.handler_tensor.copy_(new.handler_tensor)
-        new.handler_tensor.copy_(pointer)
+def _free(handler: Any) -> None:
+    """Free the memory of a handler before that of another is taken."""
+    handler.dtor(handler.handler_tensor.item())
+    handler.handler_tensor.zero_()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
+    if trim is not None:  # else what is free between other blocks stays resident, and more is taken
+        trim(0)
+
+
+def _hand_over(old: Any, new: Any) -> None:
+    """Let a handler that is free have what another one has; graphs know its tensor."""
+    old.handler_tensor.copy_(new.handler_tensor)
+    new.handler_tensor = None  # or its end would free it
 
 
 def _kept_by(kernel: Callable[..., Any] | None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 _WRITES = {
     torch.ops.aten.copy_.default,
@@ -62,6 +63,62 @@ def _spans_of(view: torch.Tensor) -> Iterator[Span]:
         yield from _spans_of(row)
 
 
+class LateWrites(Writes):
+    """Likewise, and leaves a copy of whole parts undone as long as nothing looks at the tensor.
+
+    What is copied may be read where it lies, and the memory of the tensor never be touched.
+
+    Args:
+        tensor: contiguous, at the beginning of its storage.
+        parts: rows [first, last) of the tensor that matter only as a whole.
+
+    Attributes:
+        undone: what was to be copied to a part and was not, by the part's index.
+    """
+
+    def __init__(self, tensor: torch.Tensor, parts: list[tuple[int, int]]) -> None:
+        super().__init__(tensor)
+        self._tensor = tensor.detach()
+        row_size = tensor[0].numel()
+        self._places = [(first * row_size, last * row_size) for first, last in parts]
+        self.undone: dict[int, torch.Tensor] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.ops.aten.copy_.default and (part := self._whole(*args[:2])) is not None:
+            self.spans += spans_of(args[0])
+            self.undone[part] = args[1]
+            return args[0]
+        if self.undone and not func.is_view and self._looks(args):
+            self._do()
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _looks(self, args: tuple[Any, ...]) -> bool:
+        """Whether an operator has numbers of the tensor, or of what is to be copied there."""
+        own = {self._storage, *(one.untyped_storage()._cdata for one in self.undone.values())}
+        tensors = [one for one in tree_leaves(args) if isinstance(one, torch.Tensor)]
+        return any(one.numel() and one.untyped_storage()._cdata in own for one in tensors)
+
+    def _do(self) -> None:
+        for part, source in self.undone.items():
+            first, last = self._places[part]
+            self._tensor.flatten()[first:last].copy_(source.flatten())
+        self.undone = {}
+
+    def _whole(self, target: torch.Tensor, source: torch.Tensor) -> int | None:
+        """Return the part that a copy fills with numbers that can be read where they are."""
+        if (
+            target.untyped_storage()._cdata != self._storage
+            or not (target.is_contiguous() and source.is_contiguous())
+            or (target.dtype, target.device) != (source.dtype, source.device)
+        ):
+            return None
+        first = int(target.storage_offset())
+        place = first, first + source.numel()
+        return self._places.index(place) if place in self._places else None
+
+
 class Coverage:
     """Which places of a tensor have been written to, however often."""
 
@@ -77,6 +134,13 @@ class Coverage:
             else:
                 merged.append((first, last))
         self._spans = merged
+
+    def remove(self, span: Span) -> None:
+        """Note that places are as if nothing had been written to them."""
+        left = []
+        for first, last in self._spans:
+            left += [(first, min(last, span[0])), (max(first, span[1]), last)]
+        self._spans = [(first, last) for first, last in left if first < last]
 
     def has(self, span: Span) -> bool:
         """Whether all places of a span were written to."""
