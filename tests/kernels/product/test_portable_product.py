@@ -22,7 +22,6 @@ from vllm.fork_ops.portable_product import (
     equalising_exponents,
     pack_weight,
     portable_product,
-    repack_weight,
     sum_partials,
     unpack_weight,
 )
@@ -242,22 +241,6 @@ def test_unpacked_weight() -> None:
     assert torch.equal(unpack_weight(pack_weight(coarse)), coarse)
 
 
-@pytest.mark.parametrize("first", [1, 2.0**29], ids=["into its memory", "perhaps refused"])
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_packed_again_with_this_instruction_set(case: Case, first: float) -> None:
-    weight = case.make_weight()
-    packed = packed_weight(case)
-    new = weight.flip(0).contiguous()
-    new[0, 0] = min(first, torch.finfo(new.dtype).max)
-    expected = pack_weight(new, exponents_for(new, case))
-    place = packed.packed.data_ptr()
-    repack_weight(packed, new, expected.exponents)
-    assert packed.packed.data_ptr() == place
-    assert_same(unpack_weight(packed), unpack_weight(expected))
-    x = case.make_x()
-    assert_same(portable_product(x, packed), portable_product(x, expected))
-
-
 @pytest.mark.parametrize("kind", ["plain", "wild"])
 @pytest.mark.parametrize("weight_dtype", DTYPES)
 def test_statistics_and_exponents(kind: str, weight_dtype: str) -> None:
@@ -326,29 +309,8 @@ def test_weights_out_of_range_are_refused(number: float) -> None:
     weight[33, 270] = number
     with pytest.raises(RuntimeError, match=r"^pack_weight: weight\[33\] has a number that is not"):
         pack_weight(weight)
-    packed = pack_weight(bell(40, 300, 2))
-    before = packed.packed.clone()
-    with pytest.raises(RuntimeError, match=r"weight\[33\] has a number that is not"):
-        repack_weight(packed, weight)
-    assert torch.equal(packed.packed, before)
     weight[33, 270] = 32512.0 * 2.0**30 * (1 - 2.0**-24)
-    repack_weight(packed, weight)
-    assert torch.equal(packed.packed, pack_weight(weight).packed)
-
-
-REPACK_ERRORS = [
-    ((torch.zeros(6, 64), None), RuntimeError, "^repack_weight: packed must have one entry for"),
-    ((torch.zeros(6, 32).double(), None), RuntimeError, "^repack_weight: weight must have dtype"),
-    ((torch.zeros(6, 32), torch.zeros(32, dtype=torch.int8)), ValueError, "with exponents is"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "error", "sentence"), REPACK_ERRORS)
-def test_errors_in_packing_again(
-    arguments: tuple[Any, Any], error: type[Exception], sentence: str
-) -> None:
-    with pytest.raises(error, match=sentence):
-        repack_weight(pack_weight(torch.zeros(6, 32)), *arguments)
+    pack_weight(weight)
 
 
 @pytest.mark.parametrize("parts", [-1, 0, 3, 6, 16])
@@ -458,10 +420,6 @@ def test_opcheck() -> None:
     statistics = channel_statistics(case.make_weight())
     torch.library.opcheck(ops.channel_statistics.default, (case.make_weight(),))
     torch.library.opcheck(ops.equalising_exponents.default, (statistics,))
-    torch.library.opcheck(
-        ops.repack_weight.default,
-        (weight.packed, case.make_weight(), weight.exponents, weight.segments),
-    )
     torch.library.opcheck(
         ops.unpack_weight.default, (weight.packed, weight.exponents, 40, 264, weight.segments)
     )
