@@ -1,0 +1,331 @@
+"""What the main loops of the CUDA kernels cost on an H100, by their machine code.
+
+    python -m benchmarks.gpu.counts            prints the table
+    python -m benchmarks.gpu.counts --write    and writes it into docs/gpu.md
+
+Each kernel is compiled for sm_90a. Of its main loop the shortest pass that goes through all
+products is counted, and the longest one where a share of the passes takes that: at the end of a
+block of 256 input channels, for one. Instructions are weighed with the rates that NVIDIA publishes
+for compute capability 9.0 (CUDA Programming Guide, "Throughput of Native Arithmetic Instructions"),
+a tensor core's with the peak of the H100 (989 TFLOP/s in bfloat16, twice that in int8) and, for
+mma.sync, with 62 % of it (Luo et al. 2024, "Benchmarking and Dissecting the Nvidia Hopper GPU
+Architecture").
+
+Two times come out: if all units work at once, and if tensor cores and all else work by turns. What
+the rivals take is published, too: see `RIVALS`. Nothing here is a measurement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.gpu.machine_code import CSRC, Function, Loop, disassembled
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "gpu.md"
+BEGIN, END = "<!-- the counts begin -->", "<!-- the counts end -->"
+
+MULTIPROCESSORS, QUARTERS = 132, 4
+CLOCK = 1.83e9  # Hz, at which the published peaks are reached
+MEMORY = 3.35e12  # bytes/s
+TENSOR_OPERATIONS = 8192  # of int8, of a multiprocessor in a cycle
+OF_THE_PEAK = {"IGMMA": 1.0, "IMMA": 0.62}
+
+CYCLES: Mapping[str, tuple[str, float]] = {
+    **dict.fromkeys(("FADD", "FMUL", "FFMA"), ("float32", 1)),
+    **dict.fromkeys(("IMAD", "CS2R", "IDP"), ("multiply", 2)),
+    **dict.fromkeys(("MUFU", "F2I", "I2F", "POPC", "FLO", "BREV"), ("slow", 8)),
+    **dict.fromkeys(("LDS", "STS", "LDSM", "LDG", "LD", "STG", "LDGSTS", "SHFL"), ("memory", 4)),
+}
+"""The unit of an operation, and for how many cycles it keeps a quarter of a multiprocessor busy."""
+
+ON_THE_ALU = ("alu", 2.0)  # integers, comparisons, selections, I2FP
+NO_UNIT = ("BRA", "BSSY", "BSYNC", "NOP", "WARPSYNC", "ENDCOLLECTIVE", "BAR", "EXIT")
+UNIFORM = ("U", "R2UR", "S2UR", "LDC", "DEPBAR", "LDGDEPBAR", "WARPGROUP", "MEMBAR", "FENCE")
+
+# Of a layer of Llama-3.1-8B.
+WEIGHTS = 4096 * 6144 + 4096 * 4096 + 4096 * 28672 + 14336 * 4096
+HEADS, HEAD_SIZE = 32, 128
+
+RIVALS = {"cuBLAS": 750e12, "FlashAttention-3": 610e12}
+"""FLOP/s in bfloat16: large products on an H100; causal, head size 128, 8,192 tokens (Shah et al.
+2024, "FlashAttention-3", figure 5)."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel and its main loop.
+
+    Attributes:
+        what: it computes, in the words of the table.
+        source: in csrc/cuda.
+        symbol: a part of its mangled name that no other kernel has.
+        operation: of the tensor cores, that is in the loop.
+        depth: of the loop in the loops that have the operation; 0 is outermost.
+        trips: of the loops in it.
+        longest: the share of passes that are the longest ones.
+        warps: of a block of threads.
+        tensor: operations in int8 that a block's pass computes, sums of products as two.
+    """
+
+    what: str
+    source: str
+    symbol: str
+    operation: str
+    depth: int
+    trips: tuple[int, ...]
+    longest: float
+    warps: int
+    tensor: int
+
+    def loop(self, function: Function) -> Loop:
+        (loop,) = function.loops_with(self.operation)
+        for _ in range(self.depth):
+            (loop,) = function.with_operation(loop.inner, self.operation)
+        return loop
+
+    def pass_of(self, functions: Mapping[str, Function]) -> Pass:
+        """Count a pass through the main loop."""
+        (function,) = (one for name, one in functions.items() if self.symbol in name)
+        loop, trips = self.loop(function), list(self.trips)
+        shortest = by_operation(function.way(loop, trips, longest=False))
+        longest = by_operation(function.way(loop, trips, longest=True))
+        mean = {
+            name: shortest[name] * (1 - self.longest) + longest[name] * self.longest
+            for name in shortest | longest
+        }
+        return Pass(self, function, mean)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass of a block of threads through the main loop of its kernel.
+
+    Attributes:
+        kernel: whose.
+        function: its machine code.
+        operations: how many of each a warp executes.
+    """
+
+    kernel: Kernel
+    function: Function
+    operations: Mapping[str, float]
+
+    @property
+    def instructions(self) -> float:
+        """Of a warp."""
+        return sum(self.operations.values())
+
+    def units(self) -> dict[str, float]:
+        """Return for how many cycles a block keeps each unit busy, of a quarter's."""
+        cycles: defaultdict[str, float] = defaultdict(float)
+        for name, count in self.operations.items():
+            if "MMA" in name or name in NO_UNIT or name.startswith(UNIFORM):
+                continue
+            unit, each = CYCLES.get(name, ON_THE_ALU)
+            cycles[unit] += count * each
+        cycles["issue"] = self.instructions
+        # IMAD has one half of the lanes of float32, so that both take turns there.
+        cycles["float32"] += cycles["multiply"] / 2
+        share = self.kernel.warps / QUARTERS
+        found = {unit: busy * share for unit, busy in cycles.items()}
+        rate = TENSOR_OPERATIONS * OF_THE_PEAK[self.kernel.operation]
+        return found | {"tensor": self.kernel.tensor / rate}
+
+    def together(self) -> float:
+        """Cycles of a pass on a multiprocessor, if all units work at once."""
+        return max(self.units().values())
+
+    def apart(self) -> float:
+        """Cycles if tensor cores wait for all else, and all else for them."""
+        units = self.units()
+        tensor = units.pop("tensor")
+        return tensor + max(units.values())
+
+
+KERNELS = {
+    "prompt": Kernel(
+        "attention, 16 x 64 tokens",
+        "attention/attention.cu",
+        "attention_kernelILi4ELb0E",
+        "IMMA",
+        1,
+        (2,),
+        0.0,
+        4,
+        16 * 64 * HEAD_SIZE * 2 * 2 * 4,
+    ),
+    "many": Kernel(
+        "product, 128 x 96 x 64 channels",
+        "product/product.cu",
+        "TileShapeILi8ELi1ELi1ELi12ELi2ELi3ELi1E",
+        "IGMMA",
+        1,
+        (1,),
+        0.25,
+        8,
+        128 * 96 * 64 * 2 * 3,
+    ),
+    "one": Kernel(
+        "product, 64 x 8 x 128 channels",
+        "product/product.cu",
+        "TileShapeILi4ELi1ELi1ELi1ELi4ELi3ELi4ELNS_11TensorCoresE0E",
+        "IMMA",
+        1,
+        (1,),
+        0.5,
+        4,
+        64 * 8 * 128 * 2 * 3,
+    ),
+}
+
+
+def by_operation(names: Mapping[str, int]) -> Counter[str]:
+    """Return how often operations occur, whatever their modifiers."""
+    found: Counter[str] = Counter()
+    for name, count in names.items():
+        found[name.partition(".")[0]] += count
+    return found
+
+
+def seconds(cycles: float, passes: float) -> float:
+    """Return what passes take that all multiprocessors share."""
+    return cycles * passes / (MULTIPROCESSORS * CLOCK)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A shape, and what it takes.
+
+    Attributes:
+        what: of the layer.
+        kernel: its key in `KERNELS`.
+        passes: of blocks of threads.
+        memory: bytes that have to be read.
+        rival: seconds.
+    """
+
+    what: str
+    kernel: str
+    passes: float
+    memory: float
+    rival: float
+
+    def ratios(self, one: Pass) -> tuple[float, float]:
+        """Return the times beside the rival's, with all units together and apart."""
+        reading = self.memory / MEMORY
+        times = (seconds(cycles, self.passes) for cycles in (one.together(), one.apart()))
+        together, apart = (max(reading, time) / self.rival for time in times)
+        return together, apart
+
+
+def predictions() -> list[Prediction]:
+    """Return the shapes of the table, each with its rival's time."""
+    found = [
+        Prediction(
+            f"attention, a prompt of {n:,} tokens / FlashAttention-3",
+            "prompt",
+            HEADS * (n / 16) * (n / 64) / 2,
+            0,
+            4 * n * n * HEAD_SIZE * HEADS / 2 / RIVALS["FlashAttention-3"],
+        )
+        for n in (2048, 8192)
+    ]
+    found += [
+        Prediction(
+            f"a layer's products, {rows:,} rows / cuBLAS",
+            "many",
+            -(-rows // 96) * WEIGHTS / (128 * 64),
+            2 * WEIGHTS,
+            max(2 * rows * WEIGHTS / RIVALS["cuBLAS"], 2 * WEIGHTS / MEMORY),
+        )
+        for rows in (256, 2048, 8192)
+    ]
+    reading = 2 * WEIGHTS / MEMORY
+    one = Prediction(
+        "a layer's products, 1 row / cuBLAS", "one", WEIGHTS / (64 * 128), 2 * WEIGHTS, reading
+    )
+    return [*found, one]
+
+
+def counted(folder: Path) -> dict[str, Pass]:
+    """Compile the kernels, and count a pass of each main loop."""
+    sources = sorted({one.source for one in KERNELS.values()})
+    functions = {
+        source: disassembled(CSRC / "cuda" / source, "sm_90a", folder) for source in sources
+    }
+    return {key: one.pass_of(functions[one.source]) for key, one in KERNELS.items()}
+
+
+def rows_of_passes(passes: Mapping[str, Pass]) -> list[tuple[str, ...]]:
+    """Return the first table: what a pass has, and for how long it keeps units busy."""
+    rows = []
+    for one in passes.values():
+        units = one.units()
+        names = ("tensor", "issue", "alu", "float32", "slow", "memory")
+        rows.append(
+            (
+                one.kernel.what,
+                f"{one.instructions:,.0f}",
+                f"{one.function.registers}",
+                *(f"{units.get(name, 0):,.0f}" for name in names),
+            )
+        )
+    return rows
+
+
+def rows_of_times(passes: Mapping[str, Pass]) -> list[tuple[str, ...]]:
+    """Return the second table: times beside the rivals'."""
+    rows: list[tuple[str, ...]] = []
+    for one in predictions():
+        together, apart = one.ratios(passes[one.kernel])
+        rows.append((one.what, f"{together:.1f}", f"{apart:.1f}"))
+    return rows
+
+
+PASSES = (
+    *("a pass of a block", "instructions", "registers", "tensor", "issue"),
+    *("integers", "float32", "slow", "loads"),
+)
+TIMES = ("time beside the rival's", "units at once", "tensor cores by turns")
+
+
+def markdown(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """Return a table for the documentation."""
+    lines = [heads, ("---",) * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def written(page: str, tables: str) -> str:
+    """Return a page with other tables between its marks."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{tables}\n{END}{after}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="into docs/gpu.md")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        passes = counted(Path(folder))
+    tables = ((PASSES, rows_of_passes(passes)), (TIMES, rows_of_times(passes)))
+    for heads, rows in tables:
+        table = Table(*heads)
+        for row in rows:
+            table.add_row(*row)
+        Console().print(table)
+    if options.write:
+        text = "\n\n".join(markdown(*one) for one in tables)
+        PAGE.write_text(written(PAGE.read_text(), text))
+
+
+if __name__ == "__main__":
+    main()
