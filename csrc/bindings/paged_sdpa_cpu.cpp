@@ -3,6 +3,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -49,34 +50,54 @@ void gather(const Tensor& pages, const int32_t* blocks, int64_t start, int64_t c
   }
 }
 
+// Where the keys of a request's tokens [first, last) are, and its values `size` further on.
+struct TokenPlaces {
+  const uint16_t* cache;  // of a head
+  int64_t page;           // from one to the next, and from one token to the next
+  int64_t token;
+  int64_t block_size;
+  int64_t size;
+
+  void write(const int32_t* blocks, int64_t first, int64_t last, const uint16_t** keys,
+             const uint16_t** values) const {
+    int64_t t = first;
+    while (t < last) {
+      const int64_t begin = t / block_size * block_size;
+      const uint16_t* own = cache + blocks[t / block_size] * page;
+      const int64_t end = std::min(begin + block_size, last);
+      for (; t < end; ++t) {
+        *keys++ = own + (t - begin) * token;
+        *values++ = own + (t - begin) * token + size;
+      }
+    }
+  }
+};
+
 // Keys and values are read where they are.
 Tensor attend_in_one(const Tensor& query, const Tensor& pages, const Tensor& blocks,
                      const int64_t* starts, const int64_t* stops, double scale) {
   const int64_t requests = query.size(0), heads = query.size(1), size = query.size(3);
   const int64_t kv_heads = pages.size(1), block_size = pages.size(2);
-  const int64_t group = heads / kv_heads;
+  const int64_t page = pages.stride(0), of_a_head = pages.stride(1), token = pages.stride(2);
+  const int64_t group = heads / kv_heads, width = blocks.size(1);
+  const auto* all_blocks = static_cast<const int32_t*>(blocks.data_ptr());
   Tensor result = torch::stable::new_empty(query, {requests, 1, heads, size});
   const auto* queries = static_cast<const uint16_t*>(query.data_ptr());
   const auto* cache = static_cast<const uint16_t*>(pages.data_ptr());
   auto* out = static_cast<uint16_t*>(result.data_ptr());
   torch::stable::parallel_for(0, requests * kv_heads, 1, [&](int64_t begin, int64_t end) {
-    std::vector<const uint16_t*> keys, values;
+    std::vector<const uint16_t*> places;
     std::vector<float> scratch(kTokenHeads * (size + kTokenKeys));
     for (int64_t i = begin; i < end; ++i) {
       const int64_t request = i / kv_heads, head = i % kv_heads;
-      const auto* own = static_cast<const int32_t*>(blocks.data_ptr()) + request * blocks.size(1);
-      keys.clear();
-      values.clear();
-      for (int64_t t = starts[request]; t < stops[request]; ++t) {
-        const uint16_t* key = cache + own[t / block_size] * pages.stride(0) +
-                              head * pages.stride(1) + t % block_size * pages.stride(2);
-        keys.push_back(key);
-        values.push_back(key + size);
-      }
+      const int64_t length = std::max<int64_t>(0, stops[request] - starts[request]);
+      places.resize(2 * length);
+      const uint16_t **keys = places.data(), **values = keys + length;
+      TokenPlaces{cache + head * of_a_head, page, token, block_size, size}.write(
+          all_blocks + request * width, starts[request], stops[request], keys, values);
       const int64_t first = (request * heads + head * group) * size;
-      chosen_token_attention()({queries + first, keys.data(), values.data(), group, size,
-                                static_cast<int64_t>(keys.size()), static_cast<float>(scale),
-                                scratch.data(), out + first});
+      chosen_token_attention()({queries + first, keys, values, group, size, length,
+                                static_cast<float>(scale), scratch.data(), out + first});
     }
   });
   return result;

@@ -15,6 +15,8 @@ namespace avx512 {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int64_t kLanes = 16;
 constexpr int64_t kKeys = 4;  // at a time, and values
+constexpr int64_t kAhead = 12;  // tokens that are brought near before they are needed
+constexpr int64_t kLine = 32;   // numbers in what comes from memory at once
 
 inline __m512 widen(const uint16_t* bits) {
   const __m256i narrow = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bits));
@@ -100,11 +102,26 @@ void score(const uint16_t* query, const uint16_t* const* keys, int64_t size, flo
   }
 }
 
+// Asks for what lies at four tokens to be brought near, which takes as long as many products.
+inline void fetch(const uint16_t* const* tokens, int64_t size) {
+  for (int64_t i = 0; i < kKeys; ++i) {
+    for (int64_t column = 0; column < size; column += kLine) {
+      _mm_prefetch(reinterpret_cast<const char*>(tokens[i] + column), _MM_HINT_T0);
+    }
+  }
+}
+
 template <int kHeads>
-void score_all(const uint16_t* query, const uint16_t* const* keys, int64_t count, int64_t size,
-               float* scores) {
+void score_all(const uint16_t* query, const uint16_t* const* keys, const uint16_t* const* values,
+               int64_t count, int64_t size, float* scores) {
   int64_t k = 0;
-  for (; k + kKeys <= count; k += kKeys) score<kHeads>(query, keys + k, size, scores + k);
+  for (; k + kKeys <= count; k += kKeys) {
+    if (k + kAhead + kKeys <= count) {
+      fetch(keys + k + kAhead, size);
+      fetch(values + k + kAhead, size);
+    }
+    score<kHeads>(query, keys + k, size, scores + k);
+  }
   if (k == count) return;
   const uint16_t* last[kKeys];  // the scores of those behind the last key are read by nobody
   for (int64_t i = 0; i < kKeys; ++i) last[i] = keys[std::min(k + i, count - 1)];
@@ -190,7 +207,7 @@ void attend(const TokenAttention& given, int64_t first_head) {
   std::fill_n(totals, kHeads, 0.0f);
   for (int64_t first = 0; first < given.length; first += kTokenKeys) {
     const int64_t count = std::min(kTokenKeys, given.length - first);
-    score_all<kHeads>(query, given.keys + first, count, size, scores);
+    score_all<kHeads>(query, given.keys + first, given.values + first, count, size, scores);
     for (int h = 0; h < kHeads; ++h) {
       float* own = scores + h * kTokenKeys;
       const float found = scaled_maximum(own, count, given.scale);
