@@ -226,13 +226,86 @@ def test_after_a_failure_all_have_to_come(
 
 
 def test_numbers_that_cannot_be_packed(load_model: LoadModel, new_folders: dict[str, Path]) -> None:
+    """What came with them is forgotten, or the old ones would be mixed with it later."""
     model, folder = live_model(load_model, "llama", "deterministic")
-    new = dict(tensors_of(new_weights(folder, new_folders)))
-    name = "model.layers.0.mlp.down_proj.weight"
-    wrong = new[name].clone()
+    new, live = dict(tensors_of(new_weights(folder, new_folders))), live_weights_of(model)
+    assert live is not None
+    before = {name: value.clone() for name, value in results(model)}
+    attention = "model.layers.0.self_attn."
+    q, k, v = (f"{attention}{one}_proj.weight" for one in "qkv")
+    wrong = new[q].clone()
     wrong[0, 0] = torch.inf
-    with pytest.raises(ValueError, match=f"{name} .*not finite.* Nothing was changed"):
-        model.load_weights([(name, wrong)])
+    with pytest.raises(
+        ValueError, match=f"weights of {attention}qkv_proj cannot .*not finite.* Nothing was change"
+    ):
+        model.load_weights([(q, wrong), (k, new[k]), (v, new[v])])
+    assert live.obstacle() is None
+    old = dict(tensors_of(folder))
+    model.load_weights([(q, old[q])])
+    assert "qkv_proj only some were given" in (live.obstacle() or "")
+    model.load_weights([(k, old[k]), (v, old[v])])
+    assert live.obstacle() is None
+    for name, value in results(model):
+        assert_same(value, before[name])
+
+
+@pytest.mark.parametrize("mode", ["none", "deterministic"])
+def test_pieces_of_an_update_that_was_given_up(
+    load_model: LoadModel, new_folders: dict[str, Path], mode: str
+) -> None:
+    """A whole list has all that it needs, and a stream that fails leaves nothing to the next."""
+    model, folder = live_model(load_model, "llama", mode)
+    new_folder = new_weights(folder, new_folders)
+    new, old, live = tensors_of(new_folder), tensors_of(folder), live_weights_of(model)
+    assert live is not None
+    expected = model_of(engine_config(new_folder, **MODES[mode]))
+    last = {name: tensor for name, tensor in old if "up_proj" in name or "v_proj" in name}
+    model.load_weights(list(last.items()))
+    assert live.obstacle() is not None
+    model.load_weights(new)
+    assert live.obstacle() is None
+    assert_equal_models(model, expected)
+    with pytest.raises(ValueError, match="cannot be loaded"):
+        model.load_weights(iter([*last.items(), *BAD["name"][0]]))
+    for pair in new:
+        model.load_weights([pair])
+    assert live.obstacle() is None
+    assert_equal_models(model, expected)
+
+
+@pytest.mark.parametrize("mode", ["none", "hf_compat", "deterministic"])
+def test_what_only_seems_to_be_a_checkpoint(
+    load_model: LoadModel, new_folders: dict[str, Path], mode: str
+) -> None:
+    """An engine's own parameters, where it keeps them packed; and matrices that are too large."""
+    model, folder = live_model(load_model, "llama", mode)
+    new = dict(tensors_of(new_weights(folder, new_folders)))
+    before = {name: value.clone() for name, value in results(model)}
+    own = [(name, param.clone()) for name, param in model.named_parameters()]
+    if mode == "hf_compat":
+        model.load_weights(own)
+    else:
+        with pytest.raises(ValueError, match="is NaN throughout.* Nothing was changed"):
+            model.load_weights(own)
+    for name in ("mlp.up_proj", "mlp.down_proj", "self_attn.k_proj"):
+        full = f"model.layers.0.{name}.weight"
+        for dim in (0, 1):
+            large = torch.cat([new[full]] * 2, dim=dim)
+            with pytest.raises(ValueError, match=f"{full} .*cannot be loaded.* Nothing was change"):
+                model.load_weights([(full, large)])
+    for name, value in results(model):
+        assert_same(value, before[name])
+
+
+@pytest.mark.parametrize("mode", ["none", "deterministic"])
+def test_numbers_that_are_negated_when_read(
+    load_model: LoadModel, new_folders: dict[str, Path], mode: str
+) -> None:
+    model, folder = live_model(load_model, "llama", mode)
+    new_folder = new_weights(folder, new_folders)
+    negated = [(name, torch._neg_view(-tensor)) for name, tensor in tensors_of(new_folder)]
+    model.load_weights(negated)
+    assert_equal_models(model, model_of(engine_config(new_folder, **MODES[mode])))
 
 
 def test_packed_weights_stay_where_they_are(

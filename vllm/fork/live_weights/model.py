@@ -10,7 +10,13 @@ import torch
 from torch import nn
 
 from vllm.fork.live_weights.packed import PackedParameter, PacksWeights, WeightsLostError
-from vllm.fork.live_weights.rehearsal import check_kind, rehearse, without_numbers
+from vllm.fork.live_weights.rehearsal import (
+    check_all_is_used,
+    check_kind,
+    check_numbers,
+    rehearse,
+    without_numbers,
+)
 from vllm.fork.live_weights.staging import StagedParameter, stand_in
 from vllm.fork.live_weights.upstream_layers import UnknownPacking, packing_of
 from vllm.fork.live_weights.writes import Coverage, Writes
@@ -35,6 +41,7 @@ class LiveParameter:
     Attributes:
         staged: takes what is written, in place of the parameter; None if the layer reads it.
         copies: called, with the parameter's numbers, to pack them beside the parameter.
+        coming: the places that an update writes to, as far as it was tried.
     """
 
     def __init__(self, name: str, form: torch.Tensor, param: Any) -> None:
@@ -43,22 +50,25 @@ class LiveParameter:
         self.param = param
         self.staged: StagedParameter | None = None
         self.copies: list[Callable[[torch.Tensor], None]] = []
+        self.coming = Coverage()
         self._new = Coverage()
 
-    def load(self, loader: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, bool]:
+    def load(
+        self, loader: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> tuple[Any, Writes, bool]:
         """Let a loader write to the parameter, or to what stands for it.
 
         Returns:
-            what it returned, and whether the model's answers are others now.
+            what it returned, what it has written, and whether the model's answers are others now.
         """
         if self.staged is not None:
-            result, spans, is_changed = self.staged.load(loader, *args, **kwargs)
+            result, writes, is_changed = self.staged.load(loader, *args, **kwargs)
         else:
             with Writes(self.param) as writes:
                 result = loader(self.param, *args, **kwargs)
-            spans, is_changed = writes.spans, bool(writes.spans)
-        self._new.add(spans)
-        return result, is_changed
+            is_changed = bool(writes.spans)
+        self._new.add(writes.spans)
+        return result, writes, is_changed
 
     def is_new(self) -> bool:
         """Whether all of it has been written since `begin_anew`."""
@@ -118,7 +128,7 @@ class LiveWeights:
                 live = self._watch(f"{layer_name}.{name}", layer, name)
             if packing is None or name not in packed:
                 continue
-            pack = partial(packing.pack_again, layer, name)
+            pack = partial(_pack_or_say, live.name, partial(packing.pack_again, layer, name))
             if packed[name].is_read:
                 live.copies.append(partial(_pack_all, packed[name], pack))
             else:
@@ -154,10 +164,13 @@ class LiveWeights:
         def load(param: Any, loaded_weight: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             check_kind(live.form, loaded_weight)
             if self._is_rehearsal:
-                return rehearse(live.form, upstream, loaded_weight, *args, **kwargs)
-            result, is_changed = live.load(upstream, loaded_weight, *args, **kwargs)
-            self.version += is_changed
-            self._changed.add(live)
+                result, writes = rehearse(live.form, upstream, loaded_weight, *args, **kwargs)
+                live.coming.add(writes.spans)
+            else:
+                result, writes, changed = live.load(upstream, loaded_weight, *args, **kwargs)
+                self.version += changed
+                self._changed.add(live)
+            check_all_is_used(loaded_weight, writes.num_copied)
             return result
 
         return load
@@ -179,12 +192,14 @@ class LiveWeights:
         """
         if isinstance(weights, list | tuple):
             self.check(weights, *args, **kwargs)
+            self._forget_what_comes_again()
         before = self.version
         last = _LastName(weights)
         try:
             result = self._upstream_load(last, *args, **kwargs)
             self._pack_copies()
         except Exception as error:
+            self._forget()  # or pieces of this update would be taken for some of the next
             if self.version == before and not isinstance(error, WeightsLostError):
                 raise ValueError(f"{_wrong(last.name, error)} Nothing was changed.") from error
             self._break(_wrong(last.name, error))
@@ -204,9 +219,11 @@ class LiveWeights:
             ValueError: a name or a shape is not the model's.
         """
         self._is_rehearsal = True
-        last = _LastName(without_numbers(weights))
+        for live in self._parameters.values():
+            live.coming = Coverage()
+        last = _LastName(weights)
         try:
-            self._upstream_load(last, *args, **kwargs)
+            self._upstream_load(without_numbers(last), *args, **kwargs)
         except NotImplementedError:
             pass  # looks at numbers, which a rehearsal has not
         except Exception as error:
@@ -237,6 +254,11 @@ class LiveWeights:
     def obstacle(self) -> str | None:
         """Return why the model's answers would be those of no model; None if they are not."""
         return self._broken or self._pending()
+
+    def _forget_what_comes_again(self) -> None:
+        for live in self._parameters.values():
+            if live.staged is not None:
+                live.staged.forget_what_comes_again(live.coming)
 
     def _forget(self) -> None:
         for live in self._parameters.values():
@@ -288,8 +310,21 @@ class LiveWeights:
         )
 
 
+class _NotPackedError(Exception):
+    """A weight cannot be packed.
+
+    Args:
+        name: of the parameter that has it, with others perhaps.
+        reason: of the operator.
+    """
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(reason)
+        self.name = name
+
+
 class _LastName:
-    """Weights, and the name of the one that was asked for last."""
+    """Weights with numbers, and the name of the one that was asked for last."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
@@ -298,6 +333,7 @@ class _LastName:
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in self._weights:
             self.name = f"{name} {list(tensor.shape)}"
+            check_numbers(tensor)
             yield name, tensor
 
 
@@ -307,6 +343,8 @@ def _wrong(name: str, error: Exception) -> str:
     said = reason[0].partition(". ")[0].rstrip(".") if reason else type(error).__name__
     if isinstance(error, KeyError):
         said = f"the model has no weight {said}"
+    if isinstance(error, _NotPackedError):
+        return f"The weights of {error.name} cannot be packed: {said}."
     what = f"The weight {name}" if name else "The checkpoint"
     return f"{what} cannot be loaded: {said}."
 
@@ -318,6 +356,17 @@ def _form_of(layer: nn.Module, name: str, param: Any) -> torch.Tensor:
         return to_meta_tensor(param)
     recorded = to_meta_tensor(recorded)
     return restore_layer_refs(recorded, layer)
+
+
+def _pack_or_say(
+    name: str, pack: Callable[[int, torch.Tensor], None], part: int, rows: torch.Tensor
+) -> None:
+    try:
+        pack(part, rows)
+    except WeightsLostError:
+        raise
+    except RuntimeError as error:
+        raise _NotPackedError(name.removesuffix(".weight"), str(error)) from error
 
 
 def _pack_all(

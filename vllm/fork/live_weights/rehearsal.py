@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from vllm.distributed import get_tp_group
 from vllm.fork.live_weights.staging import with_data
+from vllm.fork.live_weights.writes import Writes
 
 
 def without_numbers(
@@ -33,10 +35,43 @@ def check_kind(form: torch.Tensor, loaded: torch.Tensor) -> None:
         raise ValueError(f"it is {loaded.dtype}, and the model's is {form.dtype}")
 
 
-def rehearse(form: torch.Tensor, loader: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def check_numbers(loaded: torch.Tensor) -> None:
+    """Refuse a weight that is NaN throughout, as parameters of an engine read that it keeps packed.
+
+    Raises:
+        ValueError: it is.
+    """
+    if not loaded.dtype.is_floating_point or not loaded.numel() or loaded.is_meta:
+        return
+    first = loaded[(0,) * loaded.dim()]
+    if first.isnan() and loaded.isnan().all():
+        raise ValueError(
+            "it is NaN throughout, as parameters of an engine are whose numbers it keeps packed"
+        )
+
+
+def check_all_is_used(loaded: torch.Tensor, num_copied: int) -> None:
+    """Refuse a weight of which a loader has taken a part, where there is one rank for all of it.
+
+    Raises:
+        ValueError: it is larger than the model's.
+    """
+    if 0 < num_copied < loaded.numel() and get_tp_group().world_size == 1:
+        raise ValueError(f"it has {loaded.numel()} numbers, and the model takes {num_copied}")
+
+
+def rehearse(
+    form: torch.Tensor, loader: Callable[..., Any], *args: Any, **kwargs: Any
+) -> tuple[Any, Writes]:
     """Call a loader with a parameter that is like `form`, and like it has no memory.
+
+    Returns:
+        what it returned, and what it would have written.
 
     Raises:
         Exception: whatever the loader raises if the shapes do not fit.
     """
-    return loader(with_data(form, torch.empty_like(form.data)), *args, **kwargs)
+    param = with_data(form, torch.empty_like(form.data))
+    with Writes(param) as writes:
+        result = loader(param, *args, **kwargs)
+    return result, writes

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from vllm.fork.live_weights.packed import PackedParameter
-from vllm.fork.live_weights.writes import Coverage, LateWrites, Span, overlap
+from vllm.fork.live_weights.writes import Coverage, LateWrites, Span, Writes, overlap
 
 
 class StagedParameter:
@@ -45,17 +45,26 @@ class StagedParameter:
 
     def load(
         self, loader: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> tuple[Any, list[Span], bool]:
+    ) -> tuple[Any, Writes, bool]:
         """Let a loader write (``loader(parameter, *args, **kwargs)``).
 
         Returns:
-            what it returned, the places that it has written to, and whether a part was packed.
+            what it returned, what it has written, and whether a part was packed.
         """
         memory = self._staged()
         with LateWrites(memory, self._parts) as writes:
             result = loader(memory, *args, **kwargs)
         is_changed = self._pack_what_is_there(memory.data, writes.spans, writes.undone)
-        return result, writes.spans, is_changed
+        return result, writes, is_changed
+
+    def forget_what_comes_again(self, coming: Coverage) -> None:
+        """Let go of what was written of parts that are to be written as a whole."""
+        row_size = self._form[0].numel()
+        for part in list(self._begun):
+            first, last = (row * row_size for row in self._parts[part])
+            if coming.has((first, last)):
+                self._coverage.remove((first, last))
+                self._begun.remove(part)
 
     def forget(self) -> None:
         """Let go of what was written and is not whole."""
@@ -104,6 +113,8 @@ def stand_in(form: torch.Tensor, device: torch.device) -> Any:
     """Return a parameter of the shape of `form` that has memory for one number.
 
     Who asks a model for its parameters finds all names, shapes, dtypes and loaders; its numbers are
-    elsewhere, and writing to it is an error.
+    elsewhere, so that it reads as NaN, and writing to it is an error.
     """
-    return with_data(form, torch.zeros(1, dtype=form.dtype, device=device).expand(form.shape))
+    number = torch.nan if form.dtype.is_floating_point else 0
+    data = torch.full((1,), number, dtype=form.dtype, device=device)
+    return with_data(form, data.expand(form.shape))

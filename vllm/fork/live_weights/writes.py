@@ -30,19 +30,27 @@ class Writes(TorchDispatchMode):
 
     Attributes:
         spans: what was written.
+        num_copied: how many numbers came from elsewhere.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
         super().__init__()
         self._storage = tensor.untyped_storage()._cdata
         self.spans: list[Span] = []
+        self.num_copied = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func in _WRITES and args[0].untyped_storage()._cdata == self._storage:
-            self.spans += spans_of(args[0])
+            self.note(func, args[0])
         return func(*args, **(kwargs or {}))
+
+    def note(self, func: Any, target: torch.Tensor) -> None:
+        """Note what an operator writes."""
+        self.spans += spans_of(target)
+        if func is torch.ops.aten.copy_.default:
+            self.num_copied += target.numel()
 
 
 def spans_of(view: torch.Tensor) -> Iterator[Span]:
@@ -87,7 +95,7 @@ class LateWrites(Writes):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if func is torch.ops.aten.copy_.default and (part := self._whole(*args[:2])) is not None:
-            self.spans += spans_of(args[0])
+            self.note(func, args[0])
             self.undone[part] = args[1]
             return args[0]
         if self.undone and not func.is_view and self._looks(args):
@@ -112,6 +120,7 @@ class LateWrites(Writes):
             target.untyped_storage()._cdata != self._storage
             or not (target.is_contiguous() and source.is_contiguous())
             or (target.dtype, target.device) != (source.dtype, source.device)
+            or source.is_neg()
         ):
             return None
         first = int(target.storage_offset())
