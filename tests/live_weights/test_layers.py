@@ -285,7 +285,7 @@ def test_what_only_seems_to_be_a_checkpoint(
     if mode == "hf_compat":
         model.load_weights(own)
     else:
-        with pytest.raises(ValueError, match="is NaN throughout.* Nothing was changed"):
+        with pytest.raises(ValueError, match=r"is NaN throughout.* Nothing was changed"):
             model.load_weights(own)
     for name in ("mlp.up_proj", "mlp.down_proj", "self_attn.k_proj"):
         full = f"model.layers.0.{name}.weight"
