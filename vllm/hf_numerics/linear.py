@@ -168,10 +168,16 @@ def linear_by_request(
     Returns:
         [..., out_features].
     """
-    rows = x.flatten(0, -2)
-    products = [
-        (by_row if is_single else whole)(rows[begin:end], weight, bias)
-        for is_single, begin, end in step_runs(rows.shape[0])
-    ]
-    product = products[0] if len(products) == 1 else torch.cat(products)
-    return product.view(*x.shape[:-1], -1)
+    rows = x if x.dim() == 2 else x.flatten(0, -2)
+    runs = step_runs(rows.shape[0])
+    # vLLM's parameters have Python called for each operator that they are given to.
+    with torch._C.DisableTorchFunctionSubclass():
+        if len(runs) == 1:
+            product = (by_row if runs[0][0] else whole)(rows, weight, bias)
+        else:
+            products = [
+                (by_row if is_single else whole)(rows[begin:end], weight, bias)
+                for is_single, begin, end in runs
+            ]
+            product = torch.cat(products)
+    return product if x.dim() == 2 else product.view(*x.shape[:-1], -1)
