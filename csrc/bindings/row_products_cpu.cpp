@@ -87,6 +87,36 @@ class ChainsOfRows {
   std::vector<uint32_t> pairs_;
 };
 
+// The same order, a lane for each output.
+class ChainsOfFewRows {
+ public:
+  static constexpr int64_t kTile = 2 * kFewRowOutputs;
+  ChainsOfFewRows(const Operands& operands, int64_t block) : operands_(operands), block_(block) {}
+  static bool takes(const Operands& operands) {
+    return operands.rows <= kMostFewRows && operands.outputs >= kFewRowOutputs &&
+           operands.size % kFewRowColumns == 0;
+  }
+  int64_t num_sums(int64_t outputs) const {
+    return operands_.rows * std::max(outputs, kFewRowOutputs);
+  }
+  void operator()(const uint16_t* weight, int64_t outputs, float* sums) const {
+    const int64_t missing = std::max<int64_t>(0, kFewRowOutputs - outputs);
+    chosen_few_row_chains()(operands_.x, operands_.rows, weight - missing * operands_.size,
+                            outputs + missing, operands_.size, block_, sums);
+    if (!missing) return;  // else outputs before these were computed again
+    for (int64_t m = 0; m < operands_.rows; ++m) {
+      std::copy_n(sums + m * kFewRowOutputs + missing, outputs, sums + m * outputs);
+    }
+  }
+  static int64_t place(int64_t row, int64_t output, int64_t outputs) {
+    return row * outputs + output;
+  }
+
+ private:
+  const Operands& operands_;
+  int64_t block_;
+};
+
 // Writes [rows, outputs], tile by tile of the weight.
 template <typename Order>
 void multiply(const Operands& operands, const Order& order, uint16_t* target) {
@@ -126,7 +156,9 @@ Tensor row_products(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t
       x.size(1),
   };
   auto* target = static_cast<uint16_t*>(result.data_ptr());
-  if (block) {
+  if (block && ChainsOfFewRows::takes(operands)) {
+    multiply(operands, ChainsOfFewRows(operands, block), target);
+  } else if (block) {
     multiply(operands, ChainsOfRows(operands, block), target);
   } else {
     multiply(operands, SumsOfRows(operands), target);

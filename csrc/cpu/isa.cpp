@@ -99,6 +99,13 @@ RowChains chosen_row_chains() {
   return nullptr;
 }
 
+FewRowChains chosen_few_row_chains() {
+#if defined(VLLM_FORK_X86)
+  if (chosen_row_chains() != nullptr) return few_row_chains_avx512bf16;
+#endif
+  return nullptr;
+}
+
 AttendFromToken chosen_token_attention() {
 #if defined(VLLM_FORK_X86)
   if (chosen_isa().row_products != nullptr) return token_attention_avx512;

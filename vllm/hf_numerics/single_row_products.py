@@ -42,7 +42,8 @@ class Group:
 
 
 class RowLinear:
-    """Stands in for the ``forward`` of a linear layer; alone, a request goes the layer's own way.
+    """Stands in for the ``forward`` of a linear layer; alone, a request goes the layer's own way,
+    but for single rows that the fork's product takes.
 
     Args:
         layer: ``nn.Linear`` or Transformers' ``Conv1D``.
@@ -58,10 +59,14 @@ class RowLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the product, of a group [num_requests, ..., in_features]."""
-        if not self._group.is_active:
+        if not self._group.is_active and not self._is_faster(x):
             return self._alone(x)
         product = self._apart(x.flatten(0, -2), self._layer.weight, self._layer.bias)
         return product.view(*x.shape[:-1], -1)
+
+    def _is_faster(self, x: torch.Tensor) -> bool:
+        """Whether the fork's product takes x, which is a single row, with the bits it has alone."""
+        return self._apart.has_order and x.numel() == x.shape[-1]
 
 
 class RowsApart:
@@ -76,14 +81,19 @@ class RowsApart:
         self._plan = plan
         self._product = product
 
+    @property
+    def has_order(self) -> bool:
+        """Whether the fork's own product has the bits."""
+        return self._plan.order is not None
+
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """Return the products of x [n, in_features], [n, out_features]."""
-        if len(x) < 2:
-            return self._product(x, weight, bias)
         if self._plan.order is not None:
             return row_products(x, weight, bias, self._plan.order)
+        if len(x) < 2:
+            return self._product(x, weight, bias)
         if not self._plan.block_height:
             pieces = x.split(_pieces(len(x), self._plan.sizes))
             return torch.cat([self._product(piece, weight, bias) for piece in pieces])
@@ -203,7 +213,11 @@ def _order(probe: Any, rows: torch.Tensor, alone: torch.Tensor) -> int | None:
     if not isinstance(probe, nn.Linear):
         return None
     for order in row_orders(probe.weight):
-        if same_bits(row_products(rows, probe.weight, probe.bias, order), alone):
+        products = [  # few rows are computed in another way than many
+            torch.cat([row_products(few, probe.weight, probe.bias, order) for few in rows.split(n)])
+            for n in (len(rows), 1, 3)
+        ]
+        if all(same_bits(product, alone) for product in products):
             return order
     return None
 

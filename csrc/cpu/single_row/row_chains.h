@@ -22,10 +22,24 @@ constexpr int64_t kChainTile = 12;  // calls with a multiple of so many outputs 
 using RowChains = void (*)(const uint32_t* pairs, int64_t groups, const uint16_t* weight,
                            int64_t outputs, int64_t size, int64_t block, float* out);
 
+// The same with a lane for each output, which is faster for few rows.
+//
+//   x        [rows, size], the bits of bfloat16
+//   outputs  kFewRowOutputs at least
+//   size     a multiple of kFewRowColumns, as `block` is
+//   sums     [rows, outputs], not rounded
+constexpr int64_t kMostFewRows = 8;
+constexpr int64_t kFewRowColumns = 32;
+constexpr int64_t kFewRowOutputs = 16;
+using FewRowChains = void (*)(const uint16_t* x, int64_t rows, const uint16_t* weight,
+                              int64_t outputs, int64_t size, int64_t block, float* sums);
+
 #if defined(VLLM_FORK_X86)
 // Compiled with its own instruction set: call it only after asking the CPU (see isa.h).
 void row_chains_avx512bf16(const uint32_t*, int64_t, const uint16_t*, int64_t, int64_t, int64_t,
                            float*);
+void few_row_chains_avx512bf16(const uint16_t*, int64_t, const uint16_t*, int64_t, int64_t,
+                               int64_t, float*);
 #endif
 
 }  // namespace vllm_fork
