@@ -15,6 +15,11 @@ STABLE_TORCH_LIBRARY(vllm_fork, library) {
       "paged_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor starts, Tensor stops, "
       "int key_size, float? scale, bool enable_gqa, bool thread_per_request, bool in_one) -> Tensor");
   library.def("has_token_attention() -> bool");
+  library.def(
+      "rotate_rounded(Tensor positions, Tensor query, Tensor key, Tensor cos_sin, int head_size, "
+      "bool is_neox) -> (Tensor, Tensor)");
+  library.def(
+      "append_to_pages(Tensor(a!) pages, Tensor key, Tensor value, Tensor slots) -> ()");
   library.def("channel_statistics(Tensor weight) -> Tensor");
   library.def("equalising_exponents(Tensor statistics) -> Tensor");
   library.def("pack_weight(Tensor weight, Tensor? exponents, int segments) -> Tensor");

@@ -6,6 +6,7 @@ Importing this package loads the library and needs torch only, none of the engin
 * :mod:`.multinomial` - sampling on CPU with a generator for each request.
 * :mod:`.paged_sdpa` - attention of single tokens to keys and values in pages on CPU.
 * :mod:`.row_products` - products of single rows with a weight on CPU.
+* :mod:`.rounded_layers` - rotary embeddings and the cache's keys and values, in 16 bits on CPU.
 * :mod:`.portable_functions`, :mod:`.portable_norm`, :mod:`.portable_rotary`,
   :mod:`.portable_attention`, :mod:`.portable_product`, :mod:`.portable_logits`,
   :mod:`.portable_sampling` - operations whose bits are specified, in docs/numerics, and the same on
@@ -18,6 +19,7 @@ Importing this package loads the library and needs torch only, none of the engin
 from .mt19937 import random_state, seeded_state
 from .multinomial import draw_tokens
 from .paged_sdpa import has_paged_sdpa, has_token_attention, paged_sdpa
+from .rounded_layers import append_to_pages, has_rounded_layers, rotate_rounded
 from .row_products import row_orders, row_products
 from .seen_tokens import (
     DivisionRule,
@@ -29,15 +31,18 @@ from .seen_tokens import (
 
 __all__ = [
     "DivisionRule",
+    "append_to_pages",
     "apply_repetition_penalty",
     "draw_tokens",
     "has_paged_sdpa",
+    "has_rounded_layers",
     "has_token_attention",
     "hf_division_rule",
     "mark_seen_tokens",
     "num_mask_words",
     "paged_sdpa",
     "random_state",
+    "rotate_rounded",
     "row_orders",
     "row_products",
     "seeded_state",

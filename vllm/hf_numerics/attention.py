@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from vllm.fork_ops import has_paged_sdpa
+from vllm.fork_ops import append_to_pages, has_paged_sdpa
 from vllm.hf_numerics.paged_attention import attend_in_pages
-from vllm.hf_numerics.requests import pieces_of, places_of
+from vllm.hf_numerics.requests import pieces_of
 from vllm.hf_numerics.single_tokens import SingleTokens, single_tokens_of
 from vllm.v1.attention.backend import AttentionLayer, AttentionType
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl, CPUAttentionMetadata
@@ -72,9 +72,7 @@ class HFAttentionImpl(CPUAttentionBackendImpl):
         slot_mapping: torch.Tensor,
     ) -> None:
         """Write key and value, [num_tokens, kv heads, head_size], to their slots."""
-        blocks, places = places_of(slot_mapping, kv_cache.size(2))
-        rows = torch.cat((key, value), dim=-1)[: slot_mapping.shape[0]]
-        kv_cache[blocks, :, places] = rows
+        append_to_pages(kv_cache, key, value, slot_mapping)
 
     def forward(
         self,

@@ -25,7 +25,7 @@ from vllm.hf_numerics.activations import (
 )
 from vllm.hf_numerics.linear import use_plain_products
 from vllm.hf_numerics.norms import forward_gemma_rms_norm, forward_rms_norm, scaling_of
-from vllm.hf_numerics.rotary import use_hf_angles
+from vllm.hf_numerics.rotary import forward_rotary, takes_few_tokens_at_once, use_hf_angles
 from vllm.hf_numerics.split_linear import split_projections
 from vllm.model_executor.custom_op import CustomOp
 from vllm.model_executor.layers.activation import (
@@ -120,7 +120,7 @@ def _forward_of(layer: CustomOp, config: PreTrainedConfig) -> Callable[..., Any]
     if kind in _NATIVE:
         return _forward_native
     if isinstance(layer, RotaryEmbeddingBase):
-        return kind.forward_native
+        return forward_rotary if takes_few_tokens_at_once(kind) else kind.forward_native
     return None
 
 

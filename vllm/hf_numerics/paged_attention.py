@@ -71,7 +71,7 @@ def attend_in_pages(
         [num_requests, 1, num_heads, value_size].
     """
     heads = Heads(query.shape[1], pages.shape[1], key_size, pages.shape[3], query.dtype, enable_gqa)
-    in_one = has_token_attention(query, pages) and has_the_order(heads)
+    in_one, thread_per_request = _way_of(heads)
     return paged_sdpa(
         query,
         pages,
@@ -81,9 +81,21 @@ def attend_in_pages(
         key_size=key_size,
         scale=scale,
         enable_gqa=enable_gqa,
-        thread_per_request=not in_one and _may_have_a_thread_each(heads),
+        thread_per_request=thread_per_request,
         in_one=in_one,
     )
+
+
+@functools.cache
+def _way_of(heads: Heads) -> tuple[bool, bool]:
+    """Return whether requests are computed by the project's kernel, and whether on a thread each
+    by PyTorch's function.
+    """
+    query = torch.empty(1, heads.num_heads, 1, heads.key_size, dtype=heads.dtype)
+    pages = torch.empty(1, heads.num_kv_heads, _BLOCK_SIZE, heads.width, dtype=heads.dtype)
+    if has_token_attention(query, pages) and has_the_order(heads):
+        return True, False
+    return False, _may_have_a_thread_each(heads)
 
 
 @functools.cache

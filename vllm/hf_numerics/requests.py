@@ -20,7 +20,6 @@ from vllm.fork.runners import prompt_lengths
 from vllm.forward_context import get_forward_context, is_forward_context_available
 
 _PIECES = "_hf_pieces"
-_PLACES = "_hf_places"
 
 Run = tuple[bool, int, int]
 """Whether pieces of one row, first row, end."""
@@ -155,23 +154,3 @@ def runs_of(starts: Sequence[int]) -> tuple[Run, ...]:
         else:
             merged.extend((False, begin, end) for begin, end in members)
     return tuple(merged)
-
-
-def places_of(slot_mapping: torch.Tensor, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the block of each token's slot, and its place there; once for all layers of a step.
-
-    Args:
-        slot_mapping: int64 [tokens], as the layers of a step are given it.
-        block_size: slots of a block.
-
-    Returns:
-        both int64 [tokens].
-    """
-    if not is_forward_context_available():
-        return slot_mapping // block_size, slot_mapping % block_size
-    known = vars(get_forward_context()).setdefault(_PLACES, {})
-    key = (id(slot_mapping), block_size)
-    if key not in known:  # the tensor is kept, so that no other has its id during the step
-        known[key] = (slot_mapping, slot_mapping // block_size, slot_mapping % block_size)
-    _, blocks, places = known[key]
-    return blocks, places

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
+from vllm.fork_ops import has_rounded_layers, rotate_rounded
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding, RotaryEmbeddingBase
 from vllm.model_executor.layers.rotary_embedding.linear_scaling_rope import (
     LinearScalingRotaryEmbedding,
 )
@@ -27,3 +30,41 @@ def use_hf_angles(layer: RotaryEmbeddingBase) -> None:
     cache = torch.cat((angles.cos(), angles.sin()), dim=-1).to(layer.cos_sin_cache.dtype)
     layer._buffers = dict(layer._buffers)  # a copied module still shares its dictionaries
     layer.cos_sin_cache = cache.to(layer.cos_sin_cache.device)
+
+
+_FEW = 1 << 16
+"""Elements up to which one operator is faster than PyTorch's, which share work between threads."""
+
+
+def forward_rotary(
+    layer: Any, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """`RotaryEmbedding.forward_native` of vLLM, as one operator for few tokens.
+
+    Args:
+        layer: whose method is that one.
+        positions: int64, of the tokens.
+        query: [num_tokens, heads * head_size].
+        key: likewise, or None.
+    """
+    if (
+        key is None
+        or positions.dim() != 1
+        or query.dim() != 2
+        or query.numel() > _FEW
+        or not has_rounded_layers(query)
+    ):
+        return RotaryEmbedding.forward_native(layer, positions, query, key)
+    return rotate_rounded(
+        positions,
+        query,
+        key,
+        layer._match_cos_sin_cache_dtype(query),
+        head_size=layer.head_size,
+        is_neox=layer.is_neox_style,
+    )
+
+
+def takes_few_tokens_at_once(kind: type[RotaryEmbeddingBase]) -> bool:
+    """Whether `forward_rotary` stands for the ``forward_native`` of a class."""
+    return kind.forward_native is RotaryEmbedding.forward_native

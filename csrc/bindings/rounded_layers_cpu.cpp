@@ -1,0 +1,165 @@
+// What hf_compat does around products in 16 bits, each as one operator: PyTorch's formulas, which
+// round after every operation.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstring>
+#include <optional>
+#include <tuple>
+
+#include "bindings/argument_checks.h"
+#include "bindings/formats.h"
+#include "portable/number_types.h"
+
+namespace vllm_fork {
+namespace {
+
+constexpr const char* kRotate = "rotate_rounded";
+constexpr const char* kAppend = "append_to_pages";
+
+void check_16_bits(const char* op, const char* name, const Tensor& tensor) {
+  check(is_portable_type(tensor.scalar_type()) && tensor.element_size() == 2, op, ": ", name,
+        " must have dtype bfloat16 or float16, but has ", dtype_name(tensor.scalar_type()), ".");
+}
+
+template <typename Work>
+void with_16_bits(const Tensor& tensor, const Work& work) {
+  if (tensor.scalar_type() == ScalarType::BFloat16) {
+    work(Bfloat16{});
+  } else {
+    work(Float16{});
+  }
+}
+
+// --- rotation ------------------------------------------------------------------------------------
+
+struct Rotation {
+  int64_t head_size;
+  int64_t half;  // of what is rotated of a head
+  bool is_neox;  // halves of a head belong together, else neighbours
+};
+
+// One head. `angles` has the cosines, and behind them the sines.
+template <typename Number>
+void rotate(const Number* head, const Number* angles, const Rotation& by, Number* out) {
+  const auto product = [](Number a, Number b) {
+    return widen(narrow<Number>(widen(a) * widen(b)));
+  };
+  for (int64_t i = 0; i < by.half; ++i) {
+    const int64_t first = by.is_neox ? i : 2 * i;
+    const int64_t second = by.is_neox ? i + by.half : first + 1;
+    const Number x = head[first], y = head[second];
+    const Number cosine = angles[i], sine = angles[by.half + i];
+    out[first] = narrow<Number>(product(x, cosine) - product(y, sine));
+    out[second] = narrow<Number>(product(y, cosine) + product(x, sine));
+  }
+  const int64_t rotated = 2 * by.half;
+  std::memcpy(out + rotated, head + rotated, (by.head_size - rotated) * sizeof(Number));
+}
+
+Tensor rotated(const Tensor& positions, const Tensor& x, const Tensor& angles,
+               const Rotation& by) {
+  const int64_t tokens = x.size(0), columns = x.size(1), stride = x.stride(0);
+  Tensor result = torch::stable::new_empty(x, {tokens, columns});
+  const auto* places = positions.const_data_ptr<int64_t>();
+  with_16_bits(x, [&](auto number) {
+    using Number = decltype(number);
+    const auto* source = static_cast<const Number*>(x.data_ptr());
+    const auto* table = static_cast<const Number*>(angles.data_ptr());
+    auto* out = static_cast<Number*>(result.data_ptr());
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int64_t column = 0; column < columns; column += by.head_size) {
+        rotate(source + t * stride + column, table + places[t] * 2 * by.half, by,
+               out + t * columns + column);
+      }
+    }
+  });
+  return result;
+}
+
+void check_rotated(const char* name, const Tensor& x, const Tensor& positions,
+                   const Tensor& angles, int64_t head_size) {
+  check_16_bits(kRotate, name, x);
+  check_dim(kRotate, name, x, 2);
+  check(x.stride(1) == 1, kRotate, ": rows of ", name, " must be contiguous.");
+  check_length(kRotate, name, x, positions.size(0), "positions");
+  check(x.size(1) % head_size == 0, kRotate, ": ", name, " must have heads of ", head_size,
+        ", but has ", x.size(1), " columns.");
+  check_dtype(kRotate, "cos_sin", angles, x.scalar_type());
+}
+
+std::tuple<Tensor, Tensor> rotate_rounded(Tensor positions, Tensor query, Tensor key,
+                                          Tensor cos_sin, int64_t head_size, bool is_neox) {
+  check_dtype(kRotate, "positions", positions, ScalarType::Long);
+  check_dim(kRotate, "positions", positions, 1);
+  check_contiguous(kRotate, "positions", positions);
+  check_dim(kRotate, "cos_sin", cos_sin, 2);
+  check_contiguous(kRotate, "cos_sin", cos_sin);
+  const Rotation by{head_size, cos_sin.size(1) / 2, is_neox};
+  check(0 < by.half && 2 * by.half <= head_size, kRotate, ": cos_sin has ", cos_sin.size(1),
+        " columns for heads of ", head_size, ".");
+  check_rotated("query", query, positions, cos_sin, head_size);
+  check_rotated("key", key, positions, cos_sin, head_size);
+  const auto* places = positions.const_data_ptr<int64_t>();
+  for (int64_t t = 0; t < positions.size(0); ++t) {
+    check(0 <= places[t] && places[t] < cos_sin.size(0), kRotate, ": positions[", t, "] is ",
+          places[t], ", and cos_sin has ", cos_sin.size(0), " rows.");
+  }
+  return {rotated(positions, query, cos_sin, by), rotated(positions, key, cos_sin, by)};
+}
+
+// --- keys and values -----------------------------------------------------------------------------
+
+void check_appended(const char* name, const Tensor& x, const Tensor& pages, int64_t tokens) {
+  check_dtype(kAppend, name, x, pages.scalar_type());
+  check_dim(kAppend, name, x, 3);
+  check(x.stride(2) == 1, kAppend, ": heads of ", name, " must be contiguous.");
+  check(x.size(0) >= tokens && x.size(1) == pages.size(1), kAppend, ": ", name, " must have ",
+        tokens, " tokens of ", pages.size(1), " heads, but has ", x.size(0), " of ", x.size(1),
+        ".");
+}
+
+void append_to_pages(Tensor pages, Tensor key, Tensor value, Tensor slots) {
+  check_dim(kAppend, "pages", pages, 4);
+  check(pages.stride(3) == 1, kAppend, ": the last dimension of pages must be contiguous.");
+  check_dtype(kAppend, "slots", slots, ScalarType::Long);
+  check_dim(kAppend, "slots", slots, 1);
+  check_contiguous(kAppend, "slots", slots);
+  const int64_t tokens = slots.size(0), heads = pages.size(1), block_size = pages.size(2);
+  check_appended("key", key, pages, tokens);
+  check_appended("value", value, pages, tokens);
+  check(key.size(2) + value.size(2) == pages.size(3), kAppend, ": a key of ", key.size(2),
+        " and a value of ", value.size(2), " do not fill ", pages.size(3), " columns.");
+  const auto bytes = static_cast<int64_t>(pages.element_size());
+  const int64_t key_bytes = key.size(2) * bytes, value_bytes = value.size(2) * bytes;
+  const int64_t page = pages.stride(0), of_a_head = pages.stride(1), token = pages.stride(2);
+  const int64_t key_row = key.stride(0), key_head = key.stride(1);
+  const int64_t value_row = value.stride(0), value_head = value.stride(1);
+  auto* target = static_cast<char*>(pages.data_ptr());
+  const auto* keys = static_cast<const char*>(key.data_ptr());
+  const auto* values = static_cast<const char*>(value.data_ptr());
+  const auto* places = slots.const_data_ptr<int64_t>();
+  for (int64_t t = 0; t < tokens; ++t) {
+    check(-1 <= places[t] && places[t] < pages.size(0) * block_size, kAppend, ": slots[", t,
+          "] is ", places[t], ", and pages have ", pages.size(0) * block_size, ".");
+  }
+  for (int64_t t = 0; t < tokens; ++t) {
+    if (places[t] < 0) continue;  // of a token that is none
+    const int64_t place = places[t] / block_size * page + places[t] % block_size * token;
+    for (int64_t head = 0; head < heads; ++head) {
+      char* own = target + (place + head * of_a_head) * bytes;
+      std::memcpy(own, keys + (t * key_row + head * key_head) * bytes, key_bytes);
+      std::memcpy(own + key_bytes, values + (t * value_row + head * value_head) * bytes,
+                  value_bytes);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace vllm_fork
+
+STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CPU, library) {
+  library.impl("rotate_rounded", TORCH_BOX(&vllm_fork::rotate_rounded));
+  library.impl("append_to_pages", TORCH_BOX(&vllm_fork::append_to_pages));
+}

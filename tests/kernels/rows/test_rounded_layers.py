@@ -1,0 +1,117 @@
+"""The operators of ``hf_compat`` in 16 bits have the bits of PyTorch's, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kernels.portable_cases import assert_same
+from vllm.fork_ops import append_to_pages, rotate_rounded, rounded_layers
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+
+DTYPES = [torch.bfloat16, torch.float16]
+HEADS, KV_HEADS, SIZE, PLACES = 6, 2, 32, 40
+
+
+def numbers(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    """Of many magnitudes, with zeros, infinities and NaN among them."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=generator)
+    x = (x * torch.exp2(torch.randint(-9, 9, shape, generator=generator))).to(dtype)
+    flat = x.flatten()
+    flat[3::101], flat[7::103], flat[11::107], flat[13::109] = 0.0, -0.0, torch.inf, torch.nan
+    return flat.view(shape)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("is_neox", [True, False])
+@pytest.mark.parametrize("rotary_dim", [32, 20])
+@pytest.mark.parametrize("num_tokens", [1, 33])
+def test_rotation(dtype: torch.dtype, is_neox: bool, rotary_dim: int, num_tokens: int) -> None:
+    both = numbers(num_tokens, (HEADS + KV_HEADS) * SIZE + 5, dtype=dtype)
+    query, key = both[:, : HEADS * SIZE], both[:, HEADS * SIZE : -5]
+    angles = torch.randn(PLACES, rotary_dim, generator=torch.Generator().manual_seed(1)).to(dtype)
+    positions = torch.arange(num_tokens) * 7 % PLACES
+    expected = RotaryEmbedding.forward_static(
+        positions, query, key, SIZE, rotary_dim, angles, is_neox
+    )
+    found = rotate_rounded(positions, query, key, angles, head_size=SIZE, is_neox=is_neox)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours.isnan(), theirs.isnan())  # their bits depend on the place
+        assert_same(ours.nan_to_num(0.0), theirs.nan_to_num(0.0))
+
+
+def test_no_tokens() -> None:
+    none, angles = torch.zeros(0, 64).bfloat16(), torch.zeros(PLACES, 32).bfloat16()
+    positions = torch.arange(0)
+    found = rotate_rounded(positions, none, none, angles, head_size=32, is_neox=True)
+    assert [one.shape for one in found] == [none.shape] * 2
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float32], ids=str)
+@pytest.mark.parametrize("has_library", [True, False])
+def test_keys_and_values(
+    dtype: torch.dtype, has_library: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounded_layers, "_has_operators", has_library)
+    together = numbers(9, KV_HEADS, 2 * SIZE + 8, dtype=dtype)
+    key, value = together[..., :SIZE], together[..., SIZE : 2 * SIZE + 8]
+    pages = numbers(5, 4, KV_HEADS, 2 * SIZE + 8, dtype=dtype, seed=1).transpose(1, 2)
+    expected = pages.clone()
+    slots = torch.tensor([19, 0, 7, -1, 3, 11, 12])
+    for token, slot in enumerate(slots.tolist()):
+        if slot >= 0:
+            expected[slot // 4, :, slot % 4, :SIZE] = key[token]
+            expected[slot // 4, :, slot % 4, SIZE:] = value[token]
+    append_to_pages(pages, key, value, slots)
+    assert_same(pages, expected)
+
+
+def rotation(**changes: Any) -> Callable[[], Any]:
+    x, angles = torch.zeros(3, 64).bfloat16(), torch.zeros(PLACES, 32).bfloat16()
+    arguments = {"positions": torch.arange(3), "query": x, "key": x, "cos_sin": angles}
+    return lambda: rotate_rounded(**{**arguments, "head_size": 32, "is_neox": True, **changes})
+
+
+def appending(**changes: Any) -> Callable[[], Any]:
+    arguments = {
+        "pages": torch.zeros(2, 2, 4, 64),
+        "key": torch.zeros(3, 2, 32),
+        "value": torch.zeros(3, 2, 32),
+        "slots": torch.arange(3),
+    }
+    return lambda: append_to_pages(**{**arguments, **changes})
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (rotation(query=torch.zeros(3, 64)), "query must have dtype bfloat16 or float16, but has"),
+        (rotation(key=torch.zeros(2, 64).bfloat16()), "key must have one entry for each of the 3"),
+        (rotation(head_size=30), "cos_sin has 32 columns for heads of 30"),
+        (rotation(head_size=48), "query must have heads of 48, but has 64 columns"),
+        (rotation(positions=torch.tensor([0, 40, 1])), r"positions\[1\] is 40, and cos_sin has 40"),
+        (rotation(positions=torch.tensor([0, 1, -1])), r"positions\[2\] is -1"),
+        (appending(key=torch.zeros(3, 2, 32).half()), "key must have dtype float32, but has float"),
+        (appending(value=torch.zeros(2, 2, 32)), "value must have 3 tokens of 2 heads, but has 2"),
+        (appending(value=torch.zeros(3, 2, 16)), "a key of 32 and a value of 16 do not fill 64"),
+        (appending(slots=torch.tensor([0, 8, 1])), r"slots\[1\] is 8, and pages have 8"),
+        (appending(slots=torch.tensor([0, -2, 1])), r"slots\[1\] is -2"),
+    ],
+)
+def test_errors(call: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises(RuntimeError, match=sentence):
+        call()
+
+
+def test_opcheck() -> None:
+    x, angles = torch.ones(3, 64).bfloat16(), torch.zeros(PLACES, 32).bfloat16()
+    ops = torch.ops.vllm_fork
+    torch.library.opcheck(ops.rotate_rounded.default, (torch.arange(3), x, x, angles, SIZE, True))
+    row = torch.zeros(3, 2, 32)
+    torch.library.opcheck(
+        ops.append_to_pages.default, (torch.zeros(2, 2, 4, 64), row, row, torch.arange(3))
+    )

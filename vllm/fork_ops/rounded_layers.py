@@ -1,0 +1,89 @@
+"""What ``hf_compat`` does around products in 16 bits on CPUs, each as one operator.
+
+PyTorch's own operators are as good for many tokens; for few they take most of a step's time, since
+each has to be called.
+"""
+
+import torch
+
+from . import library
+
+__all__ = ["append_to_pages", "has_rounded_layers", "rotate_rounded"]
+
+_has_operators = library.load()
+
+if _has_operators:
+
+    @torch.library.register_fake("vllm_fork::rotate_rounded")
+    def _(
+        positions: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        cos_sin: torch.Tensor,
+        head_size: int,
+        is_neox: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return query.new_empty(query.shape), key.new_empty(key.shape)
+
+    @torch.library.register_fake("vllm_fork::append_to_pages")
+    def _(pages: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+        return None
+
+
+def has_rounded_layers(x: torch.Tensor) -> bool:
+    """Whether the operators take a tensor."""
+    return _has_operators and x.device.type == "cpu" and x.dtype in (torch.bfloat16, torch.float16)
+
+
+def rotate_rounded(
+    positions: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    cos_sin: torch.Tensor,
+    *,
+    head_size: int,
+    is_neox: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rotate queries and keys; products, differences and sums are rounded, as PyTorch's are.
+
+    Args:
+        positions: int64 [num_tokens].
+        query: bfloat16 or float16 [num_tokens, heads * head_size].
+        key: likewise, of its heads.
+        cos_sin: of that dtype, [positions, rotary_dim]: cosines, and behind them sines.
+        head_size: of which the first ``rotary_dim`` elements are rotated.
+        is_neox: the two halves of these belong together, else neighbours.
+
+    Returns:
+        both rotated, contiguous.
+
+    Raises:
+        RuntimeError: a shape, a dtype or a position is wrong.
+
+    Source: ``apply_rotary_pos_emb`` of Transformers, vLLM's ``RotaryEmbedding.forward_native``.
+    """
+    return torch.ops.vllm_fork.rotate_rounded(positions, query, key, cos_sin, head_size, is_neox)
+
+
+def append_to_pages(
+    pages: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor
+) -> None:
+    """Write keys and values to their places.
+
+    Args:
+        pages: [num_blocks, kv heads, block_size, key_size + value_size]: keys, values beside them.
+        key: [num_tokens or more, kv heads, key_size], of the same dtype.
+        value: likewise.
+        slots: int64 [num_tokens]: ``block * block_size`` and the place in the block; -1 for a
+            token that has no place (``PAD_SLOT_ID`` of vLLM).
+
+    Raises:
+        RuntimeError: a shape, a dtype or a slot is wrong; nothing is written then.
+    """
+    if _has_operators and pages.device.type == "cpu":
+        torch.ops.vllm_fork.append_to_pages(pages, key, value, slots)
+        return
+    has_place = slots >= 0
+    blocks, places = slots[has_place] // pages.shape[2], slots[has_place] % pages.shape[2]
+    rows = torch.cat((key, value), dim=-1)[: len(slots)]
+    pages[blocks, :, places] = rows[has_place]
