@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <cmath>
 #include <cstring>
 #include <optional>
 #include <tuple>
@@ -17,6 +18,8 @@ namespace {
 
 constexpr const char* kRotate = "rotate_rounded";
 constexpr const char* kAppend = "append_to_pages";
+constexpr const char* kSquares = "wide_squares";
+constexpr const char* kScale = "scale_rounded";
 
 void check_16_bits(const char* op, const char* name, const Tensor& tensor) {
   check(is_portable_type(tensor.scalar_type()) && tensor.element_size() == 2, op, ": ", name,
@@ -109,6 +112,55 @@ std::tuple<Tensor, Tensor> rotate_rounded(Tensor positions, Tensor query, Tensor
   return {rotated(positions, query, cos_sin, by), rotated(positions, key, cos_sin, by)};
 }
 
+// --- norms ---------------------------------------------------------------------------------------
+
+void check_rows(const char* op, const Tensor& x) {
+  check_16_bits(op, "x", x);
+  check_dim(op, "x", x, 2);
+  check_contiguous(op, "x", x);
+}
+
+Tensor wide_squares(Tensor x) {
+  check_rows(kSquares, x);
+  Tensor result = torch::stable::new_empty(x, {x.size(0), x.size(1)}, ScalarType::Float);
+  const int64_t count = x.size(0) * x.size(1);
+  with_16_bits(x, [&](auto number) {
+    const auto* source = static_cast<const decltype(number)*>(x.data_ptr());
+    auto* out = result.mutable_data_ptr<float>();
+    for (int64_t i = 0; i < count; ++i) out[i] = widen(source[i]) * widen(source[i]);
+  });
+  return result;
+}
+
+Tensor scale_rounded(Tensor x, Tensor mean_squares, Tensor weight, double epsilon) {
+  check_rows(kScale, x);
+  check_dtype(kScale, "mean_squares", mean_squares, ScalarType::Float);
+  check_contiguous(kScale, "mean_squares", mean_squares);
+  check(mean_squares.numel() == x.size(0), kScale, ": mean_squares must have ", x.size(0),
+        " numbers, but has ", mean_squares.numel(), ".");
+  check_dtype(kScale, "weight", weight, x.scalar_type());
+  check_dim(kScale, "weight", weight, 1);
+  check_contiguous(kScale, "weight", weight);
+  check_length(kScale, "weight", weight, x.size(1), "columns of x");
+  const int64_t rows = x.size(0), columns = x.size(1);
+  Tensor result = torch::stable::new_empty(x, {rows, columns});
+  const auto* means = mean_squares.const_data_ptr<float>();
+  with_16_bits(x, [&](auto number) {
+    using Number = decltype(number);
+    const auto* source = static_cast<const Number*>(x.data_ptr());
+    const auto* factors = static_cast<const Number*>(weight.data_ptr());
+    auto* out = static_cast<Number*>(result.data_ptr());
+    for (int64_t row = 0; row < rows; ++row) {
+      const float factor = 1.0f / std::sqrt(means[row] + static_cast<float>(epsilon));
+      for (int64_t i = row * columns, k = 0; k < columns; ++i, ++k) {
+        const Number normed = narrow<Number>(widen(source[i]) * factor);
+        out[i] = narrow<Number>(widen(factors[k]) * widen(normed));
+      }
+    }
+  });
+  return result;
+}
+
 // --- keys and values -----------------------------------------------------------------------------
 
 void check_appended(const char* name, const Tensor& x, const Tensor& pages, int64_t tokens) {
@@ -161,5 +213,7 @@ void append_to_pages(Tensor pages, Tensor key, Tensor value, Tensor slots) {
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CPU, library) {
   library.impl("rotate_rounded", TORCH_BOX(&vllm_fork::rotate_rounded));
+  library.impl("wide_squares", TORCH_BOX(&vllm_fork::wide_squares));
+  library.impl("scale_rounded", TORCH_BOX(&vllm_fork::scale_rounded));
   library.impl("append_to_pages", TORCH_BOX(&vllm_fork::append_to_pages));
 }

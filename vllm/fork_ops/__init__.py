@@ -6,7 +6,8 @@ Importing this package loads the library and needs torch only, none of the engin
 * :mod:`.multinomial` - sampling on CPU with a generator for each request.
 * :mod:`.paged_sdpa` - attention of single tokens to keys and values in pages on CPU.
 * :mod:`.row_products` - products of single rows with a weight on CPU.
-* :mod:`.rounded_layers` - rotary embeddings and the cache's keys and values, in 16 bits on CPU.
+* :mod:`.rounded_layers` - norms, rotary embeddings and the cache's keys and values, in 16 bits on
+  CPU.
 * :mod:`.portable_functions`, :mod:`.portable_norm`, :mod:`.portable_rotary`,
   :mod:`.portable_attention`, :mod:`.portable_product`, :mod:`.portable_logits`,
   :mod:`.portable_sampling` - operations whose bits are specified, in docs/numerics, and the same on
@@ -19,7 +20,12 @@ Importing this package loads the library and needs torch only, none of the engin
 from .mt19937 import random_state, seeded_state
 from .multinomial import draw_tokens
 from .paged_sdpa import has_paged_sdpa, has_token_attention, paged_sdpa
-from .rounded_layers import append_to_pages, has_rounded_layers, rotate_rounded
+from .rounded_layers import (
+    append_to_pages,
+    has_rounded_layers,
+    rms_norm_rounded,
+    rotate_rounded,
+)
 from .row_products import row_orders, row_products
 from .seen_tokens import (
     DivisionRule,
@@ -42,6 +48,7 @@ __all__ = [
     "num_mask_words",
     "paged_sdpa",
     "random_state",
+    "rms_norm_rounded",
     "rotate_rounded",
     "row_orders",
     "row_products",

@@ -8,7 +8,7 @@ import torch
 
 from . import library
 
-__all__ = ["append_to_pages", "has_rounded_layers", "rotate_rounded"]
+__all__ = ["append_to_pages", "has_rounded_layers", "rms_norm_rounded", "rotate_rounded"]
 
 _has_operators = library.load()
 
@@ -24,6 +24,16 @@ if _has_operators:
         is_neox: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return query.new_empty(query.shape), key.new_empty(key.shape)
+
+    @torch.library.register_fake("vllm_fork::wide_squares")
+    def _(x: torch.Tensor) -> torch.Tensor:
+        return x.new_empty(x.shape, dtype=torch.float32)
+
+    @torch.library.register_fake("vllm_fork::scale_rounded")
+    def _(
+        x: torch.Tensor, mean_squares: torch.Tensor, weight: torch.Tensor, epsilon: float
+    ) -> torch.Tensor:
+        return x.new_empty(x.shape)
 
     @torch.library.register_fake("vllm_fork::append_to_pages")
     def _(pages: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
@@ -63,6 +73,28 @@ def rotate_rounded(
     Source: ``apply_rotary_pos_emb`` of Transformers, vLLM's ``RotaryEmbedding.forward_native``.
     """
     return torch.ops.vllm_fork.rotate_rounded(positions, query, key, cos_sin, head_size, is_neox)
+
+
+def rms_norm_rounded(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Normalise rows in float32, round them, and scale them, which is rounded again.
+
+    The mean is PyTorch's, whose order of summation is its own.
+
+    Args:
+        x: bfloat16 or float16 [n, hidden_size], contiguous.
+        weight: likewise, [hidden_size].
+        epsilon: is added to the mean of the squares.
+
+    Returns:
+        as `x`.
+
+    Raises:
+        RuntimeError: a shape or a dtype is wrong.
+
+    Source: ``LlamaRMSNorm.forward``.
+    """
+    mean_squares = torch.ops.vllm_fork.wide_squares(x).mean(-1, keepdim=True)
+    return torch.ops.vllm_fork.scale_rounded(x, mean_squares, weight, epsilon)
 
 
 def append_to_pages(

@@ -33,7 +33,7 @@ def use_hf_angles(layer: RotaryEmbeddingBase) -> None:
 
 
 _FEW = 1 << 16
-"""Elements up to which one operator is faster than PyTorch's, which share work between threads."""
+"""Elements up to which one operator is faster than PyTorch's, which share work out."""
 
 
 def forward_rotary(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from tests.kernels.portable_cases import assert_same
-from vllm.fork_ops import append_to_pages, rotate_rounded, rounded_layers
+from vllm.fork_ops import append_to_pages, rms_norm_rounded, rotate_rounded, rounded_layers
+from vllm.hf_numerics.norms import Scaling, rms_norm
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
 DTYPES = [torch.bfloat16, torch.float16]
@@ -44,6 +46,25 @@ def test_rotation(dtype: torch.dtype, is_neox: bool, rotary_dim: int, num_tokens
         assert_same(ours.nan_to_num(0.0), theirs.nan_to_num(0.0))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 256), (7, 100), (64, 576), (3, 1)])
+@pytest.mark.parametrize("epsilon", [1e-5, 1e-6, 0.0])
+def test_norms(dtype: torch.dtype, shape: tuple[int, int], epsilon: float) -> None:
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(shape, generator=generator) * torch.exp2(
+        torch.randint(-9, 9, (shape[0], 1), generator=generator)
+    )
+    x[::5] = 0.0
+    x[2::7, ::3] = torch.inf
+    x, weight = x.to(dtype), torch.randn(shape[1], generator=generator).to(dtype)
+    found, expected = (
+        function(x, weight, epsilon)
+        for function in (rms_norm_rounded, partial(rms_norm, scaling=Scaling.ROUNDED))
+    )
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert_same(found.nan_to_num(0.0), expected.nan_to_num(0.0))
+
+
 def test_no_tokens() -> None:
     none, angles = torch.zeros(0, 64).bfloat16(), torch.zeros(PLACES, 32).bfloat16()
     positions = torch.arange(0)
@@ -76,6 +97,11 @@ def rotation(**changes: Any) -> Callable[[], Any]:
     return lambda: rotate_rounded(**{**arguments, "head_size": 32, "is_neox": True, **changes})
 
 
+def norm(**changes: Any) -> Callable[[], Any]:
+    arguments = {"x": torch.zeros(3, 64).half(), "weight": torch.zeros(64).half(), "epsilon": 0.1}
+    return lambda: rms_norm_rounded(**{**arguments, **changes})
+
+
 def appending(**changes: Any) -> Callable[[], Any]:
     arguments = {
         "pages": torch.zeros(2, 2, 4, 64),
@@ -95,6 +121,10 @@ def appending(**changes: Any) -> Callable[[], Any]:
         (rotation(head_size=48), "query must have heads of 48, but has 64 columns"),
         (rotation(positions=torch.tensor([0, 40, 1])), r"positions\[1\] is 40, and cos_sin has 40"),
         (rotation(positions=torch.tensor([0, 1, -1])), r"positions\[2\] is -1"),
+        (norm(x=torch.zeros(3, 64)), "x must have dtype bfloat16 or float16, but has float32"),
+        (norm(x=torch.zeros(64, 3).half().t()), "x must be contiguous"),
+        (norm(weight=torch.zeros(64)), "weight must have dtype float16, but has float32"),
+        (norm(weight=torch.zeros(63).half()), "weight must have one entry for each of the 64"),
         (appending(key=torch.zeros(3, 2, 32).half()), "key must have dtype float32, but has float"),
         (appending(value=torch.zeros(2, 2, 32)), "value must have 3 tokens of 2 heads, but has 2"),
         (appending(value=torch.zeros(3, 2, 16)), "a key of 32 and a value of 16 do not fill 64"),
@@ -111,6 +141,8 @@ def test_opcheck() -> None:
     x, angles = torch.ones(3, 64).bfloat16(), torch.zeros(PLACES, 32).bfloat16()
     ops = torch.ops.vllm_fork
     torch.library.opcheck(ops.rotate_rounded.default, (torch.arange(3), x, x, angles, SIZE, True))
+    torch.library.opcheck(ops.wide_squares.default, (x,))
+    torch.library.opcheck(ops.scale_rounded.default, (x, torch.ones(3, 1), x[0], 1e-5))
     row = torch.zeros(3, 2, 32)
     torch.library.opcheck(
         ops.append_to_pages.default, (torch.zeros(2, 2, 4, 64), row, row, torch.arange(3))
