@@ -28,8 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.gpu.machine_code import CSRC, Function, Loop, disassembled
+from benchmarks.gpu.table import PAGE, between, markdown
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "gpu.md"
 BEGIN, END = "<!-- the counts begin -->", "<!-- the counts end -->"
 
 MULTIPROCESSORS, QUARTERS = 132, 4
@@ -297,19 +297,6 @@ PASSES = (
 TIMES = ("time beside the rival's", "units at once", "tensor cores by turns")
 
 
-def markdown(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """Return a table for the documentation."""
-    lines = [heads, ("---",) * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def written(page: str, tables: str) -> str:
-    """Return a page with other tables between its marks."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{tables}\n{END}{after}"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="into docs/gpu.md")
@@ -324,7 +311,7 @@ def main() -> None:
         Console().print(table)
     if options.write:
         text = "\n\n".join(markdown(*one) for one in tables)
-        PAGE.write_text(written(PAGE.read_text(), text))
+        PAGE.write_text(between(PAGE.read_text(), BEGIN, END, text))
 
 
 if __name__ == "__main__":

@@ -169,16 +169,22 @@ def machines() -> Iterator[tuple[str, Outcomes]]:
 def table() -> str:
     """Return the table in Markdown; a cell without a figure is empty."""
     columns = list(machines()) or [("a GPU", {})]
-    titles = [
+    titles = (
         "",
         "predicted, H100",
         "emulated on a CPU",
         *(f"measured, {name}" for name, _ in columns),
-    ]
-    lines = [titles, ["---"] * len(titles)]
+    )
+    rows: list[tuple[str, ...]] = []
     for row in ROWS:
         found = [row.measured(outcomes) or "" for _, outcomes in columns]
-        lines.append([row.what, row.predicted, row.emulated, *found])
+        rows.append((row.what, row.predicted, row.emulated, *found))
+    return markdown(titles, rows)
+
+
+def markdown(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """Return a table in Markdown."""
+    lines = [heads, ("---",) * len(heads), *rows]
     return "\n".join(f"| {' | '.join(map(in_cell, line))} |" for line in lines)
 
 
@@ -189,9 +195,14 @@ def in_cell(text: str) -> str:
 
 def page(text: str) -> str:
     """Return the page with the table in its place."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    return between(text, BEGIN, END, table())
+
+
+def between(text: str, begin: str, end: str, content: str) -> str:
+    """Return a text with another content between two marks."""
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n{content}\n{end}{after}"
 
 
 if __name__ == "__main__":

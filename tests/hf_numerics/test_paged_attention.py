@@ -69,5 +69,4 @@ def test_another_order_is_found(what: str, monkeypatch: pytest.MonkeyPatch) -> N
         return torch.stack(found).to(query.dtype)
 
     monkeypatch.setattr(paged_attention, "paged_sdpa", other)
-    has_the_order = paged_attention.has_the_order.__wrapped__
-    assert not has_the_order(Heads(4, 4, 64, 128, torch.bfloat16, enable_gqa=False))
+    assert not paged_attention.has_the_order(Heads(4, 4, 64, 128, torch.bfloat16, enable_gqa=False))

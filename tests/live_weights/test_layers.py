@@ -240,6 +240,11 @@ def test_numbers_that_cannot_be_packed(load_model: LoadModel, new_folders: dict[
     ):
         model.load_weights([(q, wrong), (k, new[k]), (v, new[v])])
     assert live.obstacle() is None
+    down = "model.layers.0.mlp.down_proj"
+    wrong = new[f"{down}.weight"].clone()
+    wrong[0, 0] = torch.inf
+    with pytest.raises(ValueError, match=f"{down} .*not finite.* Nothing was changed"):
+        model.load_weights([(f"{down}.weight", wrong)])
     old = dict(tensors_of(folder))
     model.load_weights([(q, old[q])])
     assert "qkv_proj only some were given" in (live.obstacle() or "")

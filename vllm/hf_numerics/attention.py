@@ -93,9 +93,7 @@ class HFAttentionImpl(CPUAttentionBackendImpl):
         if self._scales_query:
             query, scale = query * scale, 1.0
         single = single_tokens_of(attn_metadata) if self._has_operator else None
-        if single is not None and len(single.stops) == len(query):
-            output.copy_(self._attend_single(query, kv_cache, single, scale))
-        elif single is not None:
+        if single is not None:
             output[single.rows] = self._attend_single(query[single.rows], kv_cache, single, scale)
         pieces = pieces_of(attn_metadata)
         for piece, begin, end in pieces.several if self._has_operator else pieces.spans:

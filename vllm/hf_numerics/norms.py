@@ -18,9 +18,6 @@ from vllm.model_executor.layers.layernorm import GemmaRMSNorm, RMSNorm
 Normed = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
-_FEW = 1 << 16
-"""Elements up to which few operators are faster than PyTorch's, which share work out."""
-
 _SAMPLE = torch.randn(65, 64, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
 """A weight and 64 rows: enough for the ways to differ."""
 
@@ -63,22 +60,17 @@ def forward_rms_norm(
     weight = layer.weight.data if layer.has_weight else None
 
     def norm(total: torch.Tensor) -> torch.Tensor:
-        if scaling is Scaling.ROUNDED and weight is not None and _are_few(total, weight):
+        if (
+            scaling is Scaling.ROUNDED
+            and weight is not None
+            and weight.dtype == total.dtype
+            and total.is_contiguous()
+            and has_rounded_layers(total)
+        ):
             return rms_norm_rounded(total, weight, layer.variance_epsilon)
         return rms_norm(total, weight, layer.variance_epsilon, scaling)
 
     return with_residual(norm, x, residual)
-
-
-def _are_few(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether `rms_norm_rounded` takes x, and is faster than PyTorch's operators."""
-    return (
-        x.numel() <= _FEW
-        and x.dim() == 2
-        and x.dtype == weight.dtype
-        and x.is_contiguous()
-        and has_rounded_layers(x)
-    )
 
 
 def forward_gemma_rms_norm(

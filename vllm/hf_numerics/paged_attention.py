@@ -98,7 +98,6 @@ def _way_of(heads: Heads) -> tuple[bool, bool]:
     return False, _may_have_a_thread_each(heads)
 
 
-@functools.cache
 def _may_have_a_thread_each(heads: Heads) -> bool:
     """Whether requests of one shape have the same bits on a thread each as on all threads.
 
@@ -115,7 +114,6 @@ def _may_have_a_thread_each(heads: Heads) -> bool:
     return torch.equal(*ways)
 
 
-@functools.cache
 def has_the_order(heads: Heads) -> bool:
     """Whether the project's kernel has the bits of PyTorch's function, for all of `_trials`."""
     given = _requests(heads)

@@ -32,10 +32,6 @@ def use_hf_angles(layer: RotaryEmbeddingBase) -> None:
     layer.cos_sin_cache = cache.to(layer.cos_sin_cache.device)
 
 
-_FEW = 1 << 16
-"""Elements up to which one operator is faster than PyTorch's, which share work out."""
-
-
 def forward_rotary(
     layer: Any, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -47,13 +43,7 @@ def forward_rotary(
         query: [num_tokens, heads * head_size].
         key: likewise, or None.
     """
-    if (
-        key is None
-        or positions.dim() != 1
-        or query.dim() != 2
-        or query.numel() > _FEW
-        or not has_rounded_layers(query)
-    ):
+    if key is None or positions.dim() != 1 or not has_rounded_layers(query):
         return RotaryEmbedding.forward_native(layer, positions, query, key)
     return rotate_rounded(
         positions,

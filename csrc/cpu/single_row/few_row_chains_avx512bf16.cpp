@@ -4,8 +4,8 @@
 #include <immintrin.h>
 
 #include <algorithm>
-#include <cstring>
 
+#include "cpu/single_row/bfloat16_pairs.h"
 #include "cpu/single_row/row_chains.h"
 
 namespace vllm_fork {
@@ -36,12 +36,6 @@ inline void transposed(const uint16_t* weight, int64_t size, __m512i (&pairs)[kQ
   pairs[1] = _mm512_unpackhi_epi64(low_01, low_23);
   pairs[2] = _mm512_unpacklo_epi64(high_01, high_23);
   pairs[3] = _mm512_unpackhi_epi64(high_01, high_23);
-}
-
-inline __m512bh broadcast_pair(const uint16_t* row) {
-  int bits;
-  std::memcpy(&bits, row, sizeof(bits));
-  return (__m512bh)_mm512_set1_epi32(bits);
 }
 
 // Sums of kGroups * 16 outputs, to sums[row * outputs].
@@ -75,9 +69,7 @@ void chains(const uint16_t* x, const uint16_t* weight, int64_t outputs, int64_t 
     }
     for (int g = 0; g < kGroups; ++g) {
       for (int m = 0; m < kRows; ++m) {
-        float* target = sums + m * outputs + g * kLanes;
-        const __m512 sum = own[g][m];
-        _mm512_storeu_ps(target, first ? _mm512_add_ps(_mm512_loadu_ps(target), sum) : sum);
+        store_block(sums + m * outputs + g * kLanes, own[g][m], first == 0);
       }
     }
   }

@@ -3,8 +3,8 @@
 #include <immintrin.h>
 
 #include <algorithm>
-#include <cstring>
 
+#include "cpu/single_row/bfloat16_pairs.h"
 #include "cpu/single_row/row_chains.h"
 
 namespace vllm_fork {
@@ -14,12 +14,6 @@ namespace avx512bf16 {
 constexpr int kOutputs = 12;
 constexpr int kFewOutputs = 4;
 static_assert(kChainTile % kOutputs == 0);
-
-inline __m512bh broadcast_pair(const uint16_t* weight) {
-  int bits;
-  std::memcpy(&bits, weight, sizeof(bits));
-  return (__m512bh)_mm512_set1_epi32(bits);
-}
 
 // `pairs` and `out` are those of the first group; the second's lie `size / 2` and `outputs` further.
 template <int kCount, int kGroups>
@@ -43,9 +37,7 @@ void chains(const uint32_t* pairs, const uint16_t* weight, int64_t outputs, int6
     }
     for (int n = 0; n < kCount; ++n) {
       for (int g = 0; g < kGroups; ++g) {
-        float* target = out + (g * outputs + n) * kChainLanes;
-        const __m512 sum = sums[n][g];
-        _mm512_storeu_ps(target, first ? _mm512_add_ps(_mm512_loadu_ps(target), sum) : sum);
+        store_block(out + (g * outputs + n) * kChainLanes, sums[n][g], first == 0);
       }
     }
   }

@@ -6,8 +6,9 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.gpu.counts import BEGIN, END, KERNELS, PAGE, PASSES, TIMES, Pass, counted, markdown
+from benchmarks.gpu.counts import BEGIN, END, KERNELS, PASSES, TIMES, Pass, counted
 from benchmarks.gpu.machine_code import functions_of, properties_of
+from benchmarks.gpu.table import PAGE, markdown
 
 WRITTEN = """
 .text._Z4loopv:

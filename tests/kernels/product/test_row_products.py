@@ -82,7 +82,7 @@ def in_order(
     return (sums + (0.0 if bias is None else bias.float())).bfloat16()
 
 
-@pytest.mark.parametrize("num_rows", [1, 7, 8, 17, 67])
+@pytest.mark.parametrize("num_rows", [1, 3, 7, 8, 17, 67])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("order", ORDERS)

@@ -363,8 +363,6 @@ def _pack_or_say(
 ) -> None:
     try:
         pack(part, rows)
-    except WeightsLostError:
-        raise
     except RuntimeError as error:
         raise _NotPackedError(name.removesuffix(".weight"), str(error)) from error
 

@@ -57,7 +57,7 @@ class ReadsWeights:
         raise AssertionError("nothing is packed")
 
 
-class WeightsLostError(RuntimeError):
+class WeightsLostError(Exception):
     """Neither the old weights of a layer are there any more, nor the new ones."""
 
 
