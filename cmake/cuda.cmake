@@ -26,6 +26,7 @@ target_sources(_fork_C PRIVATE
   csrc/bindings/seen_tokens_cuda.cpp
   csrc/cuda/attention/attention.cu
   csrc/cuda/attention/cache.cu
+  csrc/cuda/attention/prompt_attention.cu
   csrc/cuda/rows/functions.cu
   csrc/cuda/logits/logits.cu
   csrc/cuda/rows/norm.cu

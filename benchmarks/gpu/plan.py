@@ -18,6 +18,7 @@ BITS, BENCH = "bits", "bench"
 
 _PACKAGE = "benchmarks.gpu."
 _OTHER_CORES = {"VLLM_FORK_CUDA_TENSOR_CORES": "bfloat16"}
+_SIMPLE_CORES = {"VLLM_FORK_CUDA_TENSOR_CORES": "mma"}
 _OTHER_BITS = {"VLLM_FORK_OTHER_BITS": "1"}
 """An engine whose bits differ is timed all the same; that they differ is what `bits` shows."""
 
@@ -71,6 +72,8 @@ class Plan:
         yield self._bits("operations", "digests", "operations", expected=30, limit=90)
         yield self._bits(f"real shapes, {self._main}, bfloat16 cores", "real_shapes", self._main,
                          expected=60, limit=150, environment=_OTHER_CORES)  # fmt: skip
+        yield self._bits(f"real shapes, {self._main}, mma", "real_shapes", self._main,
+                         expected=60, limit=150, environment=_SIMPLE_CORES)  # fmt: skip
         yield self._model_bits("generate", "bfloat16")
         yield self._model_bits("full graphs", "bfloat16")
         for way in ("attached", "engine", "graphs", "generate"):
@@ -106,6 +109,7 @@ class Plan:
     def _more_bench(self) -> Iterator[Measurement]:
         for mode in ("hf_compat", "exact", "transformers", "eager"):
             yield self._engine(self._main, mode)
+        yield self._kernel("attention", self._main, ", mma", _SIMPLE_CORES)
         yield from self._kernels(self._second)
         yield self._model(self._second)
         for mode in (*MODES, "transformers"):
@@ -116,9 +120,16 @@ class Plan:
 
     def _kernels(self, model: str) -> Iterator[Measurement]:
         for what in ("products", "attention"):
-            rounds = ("--rounds", str(10 * self._rounds))
-            yield Measurement(f"{what}, {model}", _PACKAGE + "kernels",
-                              (what, model, *self._on, *rounds), 60, 150)  # fmt: skip
+            yield self._kernel(what, model)
+
+    def _kernel(
+        self, what: str, model: str, suffix: str = "", environment: dict[str, str] | None = None
+    ) -> Measurement:
+        given = (what, model, *self._on, "--rounds", str(10 * self._rounds))
+        name = f"{what}, {model}{suffix}"
+        return Measurement(
+            name, _PACKAGE + "kernels", given, 60, 150, environment=environment or {}
+        )
 
     def _model(self, model: str) -> Measurement:
         arguments = (model, str(_folder(model)), *self._on)

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "bindings/cuda_device.h"
+#include "bindings/cuda_tensor_cores.h"
 #include "bindings/formats.h"
 #include "bindings/portable_checks.h"
 #include "cuda/attention/attention.h"
@@ -53,6 +54,12 @@ const float* floats_of(const std::optional<Tensor>& tensor) {
   return tensor ? tensor->const_data_ptr<float>() : nullptr;
 }
 
+// Whether the current GPU, the tensor's, multiplies as the kernel of prompts does.
+bool has_warpgroups(const Tensor& tensor) {
+  const int64_t major = attribute_of(tensor, cudaDevAttrComputeCapabilityMajor);
+  return tensor_cores_of(major) == TensorCores::kInt8Warpgroups;
+}
+
 PagedAttention task_of(const AttentionArguments& a, const Tensor& result) {
   return {rows_of(a.query),
           result.data_ptr(),
@@ -69,7 +76,8 @@ PagedAttention task_of(const AttentionArguments& a, const Tensor& result) {
           static_cast<float>(a.soft_cap),
           a.window,
           floats_of(a.slopes),
-          floats_of(a.sinks)};
+          floats_of(a.sinks),
+          has_warpgroups(a.query)};
 }
 
 Tensor portable_attention(Tensor query, Tensor cache, Tensor pages, Tensor query_starts,

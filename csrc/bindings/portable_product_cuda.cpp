@@ -11,6 +11,7 @@
 #include <string>
 
 #include "bindings/cuda_device.h"
+#include "bindings/cuda_tensor_cores.h"
 #include "bindings/formats.h"
 #include "bindings/portable_product_checks.h"
 #include "bindings/portable_product_cuda.h"
@@ -23,27 +24,13 @@ namespace {
 using torch::headeronly::DeviceType;
 using torch::stable::Device;
 
-// Read by the first product, once in a process.
-const std::string& asked_tensor_cores() {
-  const char* value = std::getenv(kTensorCoresVariable);
-  static const std::string asked = value == nullptr ? "" : value;
-  return asked;
-}
-
-// Of the current GPU. Asked once: all of one generation have the same code.
-bool has_warpgroups(int64_t major) {
-  if (major != kHopper) return false;
-  static const bool has = has_warpgroup_products();
-  return has;
-}
-
 // The tensor's GPU is the current one.
 Multiprocessors multiprocessors_of(const Tensor& tensor) {
   const int64_t major = attribute_of(tensor, cudaDevAttrComputeCapabilityMajor);
   return {
       .count = attribute_of(tensor, cudaDevAttrMultiProcessorCount),
       .shared_bytes = attribute_of(tensor, cudaDevAttrMaxSharedMemoryPerMultiprocessor),
-      .cores = choose_tensor_cores(major, has_warpgroups(major), asked_tensor_cores()),
+      .cores = tensor_cores_of(major),
       .splits = 0,
   };
 }

@@ -32,6 +32,7 @@ namespace vllm_fork::emulation {
 constexpr int kWarpThreads = 32;
 constexpr int kMostThreads = 1024;
 constexpr size_t kMostSharedBytes = 99 * 1024;  // of a block, on the GPUs that have least
+constexpr size_t kMostSharedBytesOfHopper = 227 * 1024;
 constexpr size_t kStackBytes = 128 * 1024;      // of a thread
 constexpr size_t kGuardBytes = 64;
 constexpr int kGuard = 0xa5;
@@ -90,7 +91,7 @@ class GuardedMemory {
   std::vector<std::byte> all_;
 };
 
-enum class State { kReady, kAtBarrier, kInWarp, kDone };
+enum class State { kReady, kAtBarrier, kInWarp, kForCondition, kDone };
 
 struct Thread {
   dim3 index;
@@ -100,6 +101,7 @@ struct Thread {
   bool has_started = false;
   std::source_location place;  // where it waits
   int exchanges = 0;
+  std::function<bool()> condition;  // that it waits for
   jmp_buf registers;
   ucontext_t context;
 };
@@ -108,6 +110,18 @@ struct Warp {
   int size = 0;  // lanes
   alignas(16) std::byte values[2][kWarpThreads * 64];
 };
+
+// What the blocks of a launch have needed.
+struct Needs {
+  size_t shared_bytes = 0;
+  bool warpgroups = false;  // products that only a Hopper makes
+
+  bool are_met() const {
+    return shared_bytes <= (warpgroups ? kMostSharedBytesOfHopper : kMostSharedBytes);
+  }
+};
+
+inline Needs needs;
 
 class Block {
  public:
@@ -134,7 +148,7 @@ class Block {
     current_block = this;
     ++num_blocks;
     int warp = 0;
-    while (failure.empty() && choose_warp(&warp)) {
+    while (failure.empty() && (release_conditions(), choose_warp(&warp))) {
       run_warp(warp);
       release_warp(warp);
       release_barrier();
@@ -144,6 +158,16 @@ class Block {
   }
 
   void wait_at_barrier(const std::source_location& place) { wait(State::kAtBarrier, place); }
+
+  void wait_until(std::function<bool()> condition, const std::source_location& place) {
+    current_->condition = std::move(condition);
+    wait(State::kForCondition, place);
+  }
+
+  // Lets others run, if the drawn order is such.
+  void pause(const std::source_location& place) {
+    wait_until([] { return true; }, place);
+  }
 
   // Each lane gives a value and gets those of all lanes, until it calls again.
   template <typename T>
@@ -178,7 +202,6 @@ class Block {
   const dim3 grid_dim;
   const dim3 block_dim;
   const dim3 block_index;
-
   static inline Block* current_block = nullptr;
 
  private:
@@ -229,6 +252,12 @@ class Block {
     std::for_each(first, last, [](Thread& t) { t.state = State::kReady; });
   }
 
+  void release_conditions() {
+    for (Thread& thread : threads_) {
+      if (thread.state == State::kForCondition && thread.condition()) thread.state = State::kReady;
+    }
+  }
+
   void release_barrier() {
     const auto waits = [this](const Thread& t) {
       return t.state == State::kAtBarrier && t.place.line() == threads_[0].place.line();
@@ -252,7 +281,7 @@ class Block {
       bytes += memory->bytes();
     }
     if (failure.empty() && !is_intact) fail("Something was written beside shared memory.");
-    if (failure.empty() && bytes > kMostSharedBytes) fail("A block has too much shared memory.");
+    needs.shared_bytes = std::max(needs.shared_bytes, bytes);
   }
 
   // Threads begin with makecontext, and go on with longjmp, which asks nothing of the kernel.

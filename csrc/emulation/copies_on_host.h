@@ -13,6 +13,7 @@ namespace vllm_fork::emulation {
 struct Copy {
   void* to;
   const void* from;  // null for zeros
+  size_t bytes;
 
   void make() const;
 };
@@ -23,13 +24,11 @@ struct Copies {
   std::vector<Copy> started;
 };
 
-inline constexpr size_t kCopyBytes = 16;
-
 inline void Copy::make() const {
   if (from == nullptr) {
-    std::memset(to, 0, kCopyBytes);
+    std::memset(to, 0, bytes);
   } else {
-    std::memcpy(to, from, kCopyBytes);
+    std::memcpy(to, from, bytes);
   }
 }
 
@@ -41,14 +40,14 @@ inline Copies& own_copies() {
   return of_threads[(index.z * size.y + index.y) * size.x + index.x];
 }
 
-inline void check_copy(const void* shared, const void* global) {
+inline void check_copy(const void* shared, const void* global, size_t bytes) {
   Block& block = *Block::current_block;
   const auto* first = block.dynamic_memory();
   const auto* byte = static_cast<const std::byte*>(shared);
-  const bool is_shared = first <= byte && byte + kCopyBytes <= first + block.dynamic_bytes();
+  const bool is_shared = first <= byte && byte + bytes <= first + block.dynamic_bytes();
   if (!is_shared) block.fail("A copy goes beside the shared memory of the launch.");
   const auto bits = reinterpret_cast<uintptr_t>(shared) | reinterpret_cast<uintptr_t>(global);
-  if (bits % kCopyBytes != 0) block.fail("A copy is not aligned to 16 bytes.");
+  if (bits % bytes != 0) block.fail("A copy is not aligned to its size.");
 }
 
 inline bool is_made_at_once() {
@@ -56,18 +55,26 @@ inline bool is_made_at_once() {
   return random.below(2) == 0;
 }
 
+inline void start_copy(void* shared, const void* global, size_t bytes, bool is_there) {
+  check_copy(shared, global, bytes);
+  const Copy copy{shared, is_there ? global : nullptr, bytes};
+  if (is_made_at_once()) {
+    copy.make();
+  } else {
+    own_copies().started.push_back(copy);
+  }
+}
+
 }  // namespace vllm_fork::emulation
 
 namespace vllm_fork {
 
 inline void copy_async(void* shared, const void* global, bool is_there) {
-  emulation::check_copy(shared, global);
-  const emulation::Copy copy{shared, is_there ? global : nullptr};
-  if (emulation::is_made_at_once()) {
-    copy.make();
-  } else {
-    emulation::own_copies().started.push_back(copy);
-  }
+  emulation::start_copy(shared, global, 16, is_there);
+}
+
+inline void copy_word_async(void* shared, const void* global) {
+  emulation::start_copy(shared, global, 4, true);
 }
 
 inline void commit_copies() {

@@ -106,6 +106,15 @@ inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline float __fsqrt_rn(float a) { return __builtin_sqrtf(a); }
 inline float __int2float_rn(int a) { return static_cast<float>(a); }
+inline int __viaddmax_s32(int a, int b, int c) { return std::max(a + b, c); }
+inline unsigned int __byte_perm(unsigned int low, unsigned int high, unsigned int which) {
+  const uint64_t both = static_cast<uint64_t>(high) << 32 | low;
+  unsigned int result = 0;
+  for (int i = 0; i < 4; ++i) {
+    result |= static_cast<unsigned int>(both >> 8 * (which >> 4 * i & 7) & 255) << 8 * i;
+  }
+  return result;
+}
 inline int __popc(unsigned int a) { return __builtin_popcount(a); }
 
 template <typename To, typename From>
@@ -179,11 +188,13 @@ cudaError_t launch(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t,
   Random random(schedule_seed);
   const uint64_t first = random.below(count);
   const AddressCheck check;
+  needs = Needs();
   for (uint64_t i = 0; i < count && failure.empty(); ++i) {
     const uint64_t b = (first + i) % count;
     const dim3 index(b % grid.x, b / grid.x % grid.y, b / (uint64_t{grid.x} * grid.y));
     Block(grid, block, index, shared_bytes, call, schedule_seed + random.below(1u << 30)).run();
   }
+  if (failure.empty() && !needs.are_met()) failure = "A block has too much shared memory.";
   return failure.empty() ? cudaSuccess : cudaErrorLaunchFailure;
 }
 

@@ -1,8 +1,11 @@
-// cuda/product/warpgroup_instructions.cuh for the emulation. A product is made when it is asked for, so that
-// a kernel which changes too early what is multiplied is not found out.
+// cuda/primitives/warpgroup.cuh for the emulation. A group of products is made at some time between
+// its end and the wait for it, so that whoever changes too early what is multiplied, or looks too
+// early at a sum, now and then finds the wrong numbers.
 #pragma once
 
-#include <cstring>
+#include <deque>
+#include <functional>
+#include <vector>
 
 #include "emulation/cuda_on_host.h"
 
@@ -17,47 +20,108 @@ struct WarpgroupWords {
   uint32_t words[4];  // as in cuda/primitives/matrix_instructions.cuh
 };
 
-// Row `row` of the warp's 16, channel k.
-inline int left_number(const WarpgroupWords* lanes, int row, int k) {
-  const uint32_t word = lanes[row % 8 * 4 + k % 16 / 4].words[row / 8 + k / 16 * 2];
-  return static_cast<int8_t>(word >> (k % 4 * 8));
+// A left operand in registers: the words of the 32 lanes when the product was asked for.
+struct LeftWords {
+  WarpgroupWords lanes[kWarpThreads];
+  bool is_signed;
+
+  // Row `row` of the warp's 16, channel k of 32.
+  int number(int row, int k) const {
+    const uint32_t word = lanes[row % 8 * 4 + k % 16 / 4].words[row / 8 + k / 16 * 2];
+    const auto byte = static_cast<uint8_t>(word >> (k % 4 * 8));
+    return is_signed ? static_cast<int8_t>(byte) : static_cast<int>(byte);
+  }
+};
+
+inline LeftWords left_words(const uint32_t (&a)[4], bool is_signed, const Place& place) {
+  const WarpgroupWords* lanes = exchange(WarpgroupWords{{a[0], a[1], a[2], a[3]}}, place);
+  LeftWords left{{}, is_signed};
+  std::copy(lanes, lanes + kWarpThreads, left.lanes);
+  return left;
 }
 
-// Byte k of a row of digits, by the fields that say where they lie.
-inline int right_number(uint64_t matrices, int tile, int row, int k) {
+// Byte k of a row of matrices, by the fields that say where they lie.
+inline int number_at(uint64_t matrices, int row, int k) {
   const auto field = [matrices](int bit) { return (matrices >> bit & 0x3fff) << 4; };
-  const uint64_t at = field(0) + k / 16 * field(16) + tile * field(32) + row * 16 + k % 16;
+  const uint64_t at = field(0) + k / 16 * field(16) + row / 8 * field(32) + row % 8 * 16 + k % 16;
   Block& block = *Block::current_block;
   if (at >= block.dynamic_bytes()) block.fail("A product is of what is beside shared memory.");
   return static_cast<int8_t>(block.dynamic_memory()[at]);
 }
 
-}  // namespace emulation
+using Product = std::function<void()>;
 
-inline void multiply_add(int32_t (&sums)[kWarpgroupTiles][4], const uint32_t (&a)[4],
-                         uint64_t rows) {
-  const emulation::WarpgroupWords own{{a[0], a[1], a[2], a[3]}};
-  const emulation::WarpgroupWords* lanes = emulation::exchange(own);
-  const int lane = emulation::lane();
-  for (int tile = 0; tile < kWarpgroupTiles; ++tile) {
-    for (int i = 0; i < 4; ++i) {
-      for (int k = 0; k < kStep; ++k) {
-        sums[tile][i] += emulation::left_number(lanes, lane / 4 + i / 2 * 8, k) *
-                         emulation::right_number(rows, tile, lane % 4 * 2 + i % 2, k);
+// What a thread has asked for: its groups, and what is in none yet.
+struct Products {
+  std::deque<std::vector<Product>> groups;
+  std::vector<Product> started;
+
+  void make_first() {
+    for (const Product& product : groups.front()) product();
+    groups.pop_front();
+  }
+};
+
+inline Products& own_products() {
+  static std::vector<Products> of_threads(kMostThreads);
+  const Thread& thread = Block::current_block->current();
+  return of_threads[thread.warp * kWarpThreads + thread.lane];
+}
+
+// sums (+)= left * right of 32 channels, for the lane's part of the warp's 16 rows and kTiles times 8
+// columns; left.number(row, k) is of the warp's rows.
+template <int kTiles, typename Left>
+void ask_for_product(int32_t (&sums)[kTiles][4], const Left& left, uint64_t right, bool adds) {
+  needs.warpgroups = true;
+  const int own = lane();
+  own_products().started.push_back([&sums, left, right, adds, own] {
+    for (int tile = 0; tile < kTiles; ++tile) {
+      for (int i = 0; i < 4; ++i) {
+        int32_t sum = adds ? sums[tile][i] : 0;
+        for (int k = 0; k < 32; ++k) {
+          sum += left.number(own / 4 + i / 2 * 8, k) *
+                 number_at(right, tile * 8 + own % 4 * 2 + i % 2, k);
+        }
+        sums[tile][i] = sum;
       }
     }
-  }
+  });
 }
 
-inline uint64_t row_matrices_at(const void* shared, int tile_bytes) {
+inline bool are_made_at_once() {
+  static Random random(schedule_seed);
+  return random.below(2) == 0;
+}
+
+}  // namespace emulation
+
+inline unsigned int sixteens_of(const void* shared) {
   const auto* start = emulation::Block::current_block->dynamic_memory();
-  const auto offset = static_cast<const std::byte*>(shared) - start;
-  return row_matrices(static_cast<unsigned int>(offset), tile_bytes);
+  return static_cast<unsigned int>(static_cast<const std::byte*>(shared) - start) >> 4;
 }
 
-inline void show_copies() {}
-inline void begin_products() {}
-inline void commit_products() {}
-inline void wait_for_products() {}
+inline void show_to_products() {}
+inline void begin_products(const Place& place = Place::current()) {
+  emulation::exchange(0, place);
+}
+
+inline void commit_products() {
+  emulation::Products& own = emulation::own_products();
+  own.groups.push_back(std::move(own.started));
+  own.started.clear();
+  if (!emulation::are_made_at_once()) return;
+  while (!own.groups.empty()) own.make_first();
+}
+
+template <int kPending = 0>
+void wait_for_products() {
+  emulation::Products& own = emulation::own_products();
+  while (own.groups.size() > kPending) own.make_first();
+}
+
+template <int kCount>
+void keep_registers() {}
+template <int kCount>
+void take_registers() {}
 
 }  // namespace vllm_fork

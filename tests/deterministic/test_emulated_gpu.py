@@ -245,6 +245,7 @@ assert torch.equal(*bits)
     [
         ("int8", None),
         ("bfloat16", None),
+        ("mma", None),
         ("float8", "VLLM_FORK_CUDA_TENSOR_CORES=float8 is not a kind of product"),
     ],
 )

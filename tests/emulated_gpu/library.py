@@ -33,7 +33,8 @@ _SOURCES = (
     *(f"bindings/portable_{name}_cuda.cpp" for name in ("attention", "logits", "product", "rows")),
     *("bindings/portable_checks.cpp", "bindings/portable_product_checks.cpp"),
     *("bindings/schemas.cpp", "cpu/product/pack_weight.cpp"),
-    *("cuda/attention/attention.cu", "cuda/attention/cache.cu", "cuda/logits/logits.cu"),
+    *(f"cuda/attention/{name}.cu" for name in ("attention", "cache", "prompt_attention")),
+    "cuda/logits/logits.cu",
     *(
         "cuda/product/product.cu",
         *(f"cuda/rows/{name}.cu" for name in ("functions", "norm", "rotary")),

@@ -249,7 +249,7 @@ class PagedAttention(ctypes.Structure):
         *(("key_heads", c_int64), ("cache", CachePages), ("pages", c_void_p)),
         *(("query_starts", c_void_p), ("lengths", c_void_p), ("sequences", c_int64)),
         *(("width", c_int64), ("scale", c_float), ("soft_cap", c_float), ("window", c_int64)),
-        *(("slopes", c_void_p), ("sinks", c_void_p)),
+        *(("slopes", c_void_p), ("sinks", c_void_p), ("has_warpgroups", c_bool)),
     )
 
 
@@ -276,16 +276,20 @@ def portable_attention(
     slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     splits: int | None = None,
+    as_prompts: bool = False,
     seed: int = 1,
 ) -> torch.Tensor:
-    """With as many splits as the launcher chooses, or as are given."""
+    """With as many splits as the launcher chooses, or as are given; or by the kernel of prompts."""
     result = Guarded(tuple(query.shape), query.dtype)
     task = PagedAttention(
         *(TokenRows.of(query), pointer(result.tensor), *query.shape[:2], cache.shape[1]),
         *(CachePages.of(cache, query.shape[2]), pointer(pages), pointer(query_starts)),
         *(pointer(lengths), *pages.shape, scale, soft_cap, window),
-        *(pointer(slopes), pointer(sinks)),
+        *(pointer(slopes), pointer(sinks), False),
     )
+    if as_prompts:
+        run("attention", "prompt_attention", task, seed=seed)
+        return result.checked()
     library = _library("attention")
     library.splits_of.restype = library.part_floats_of.restype = c_int64
     splits = splits or library.splits_of(ctypes.byref(task))

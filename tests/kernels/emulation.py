@@ -21,11 +21,17 @@ GUARD = 64
 GARBAGE = 0xAB
 
 
-def compile_emulation(source: Path, folder: Path) -> ctypes.CDLL:
-    """Return the library that g++ makes of a C++ file which includes kernels."""
+def compile_emulation(source: Path, folder: Path, *options: str) -> ctypes.CDLL:
+    """Return the library that g++ makes of a C++ file which includes kernels.
+
+    Args:
+        source: the file.
+        folder: for the library.
+        options: of g++, before the others.
+    """
     path = folder / source.with_suffix(".so").name
     done = subprocess.run(
-        ["g++", *OPTIONS, str(source), "-o", str(path)],
+        ["g++", *options, *OPTIONS, str(source), "-o", str(path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

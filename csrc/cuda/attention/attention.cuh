@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/attention/attention_block.cuh"
+#include "cuda/attention/prompt_attention.h"
 
 namespace vllm_fork {
 
@@ -11,9 +12,9 @@ namespace vllm_fork {
 template <int kTiles, bool kHasParts>
 __global__ void __launch_bounds__(kAttentionThreads)
     attention_kernel(PagedAttention task, int64_t splits, float* parts) {
-  const QueryPiece piece(task);
+  const QueryPiece<kQueries> piece(task, blockIdx.x);
   if (!piece.has(0)) return;
-  const SeenTokens seen = piece.seen_by_any(task);
+  const SeenTokens seen = piece.seen_by_any(0, kQueries, task);
   const int32_t last = seen.last / kSuperblockTokens;
   int32_t superblock = seen.first / kSuperblockTokens;
   if (kHasParts) {
@@ -45,7 +46,12 @@ inline int64_t num_pieces(const PagedAttention& task) {
   return task.queries * (task.heads / task.key_heads) / kQueries + task.sequences;
 }
 
+inline bool is_for_warpgroups(const PagedAttention& task) {
+  return task.has_warpgroups && are_prompts(task);
+}
+
 int64_t attention_splits(const PagedAttention& task) {
+  if (is_for_warpgroups(task)) return 1;
   constexpr int64_t kEnoughBlocks = 512;
   constexpr int64_t kMostPartFloats = int64_t{64} << 20;  // 256 MiB
   const int64_t room = task.width * task.cache.page_tiles * kTileTokens;
@@ -84,6 +90,7 @@ cudaError_t launch_attention(const PagedAttention& task, int64_t splits, float* 
 cudaError_t launch_portable_attention(const PagedAttention& task, int64_t splits, float* parts,
                                       cudaStream_t stream) {
   if (task.queries == 0 || task.sequences == 0) return cudaSuccess;
+  if (splits == 1 && is_for_warpgroups(task)) return launch_prompt_attention(task, stream);
   constexpr int64_t kElementsOfTile = kElements * kWarps;
   const int64_t size = task.cache.head_size;
   const cudaError_t error = size <= 2 * kElementsOfTile

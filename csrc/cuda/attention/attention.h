@@ -24,6 +24,7 @@ struct PagedAttention {
   int64_t window;
   const float* slopes;  // [heads], or null
   const float* sinks;   // [heads], or null
+  bool has_warpgroups;  // whether the GPU can launch prompt_attention.h
 };
 
 // How many superblocks of a query get blocks of threads of their own: 1 if it is not worth it. From

@@ -11,13 +11,6 @@
 
 namespace vllm_fork {
 
-struct QueryFacts {
-  SeenTokens seen;
-  float factor;
-  float slope;
-  bool is_valid;
-};
-
 struct AttentionMemory {
   LeftOperand queries[2][kQuerySteps];  // upper and lower digits
   LeftOperand weights[2][kWeightSteps];
@@ -33,7 +26,7 @@ struct AttentionMemory {
 template <int kTiles>
 struct Attention {
   const PagedAttention& task;
-  const QueryPiece& piece;
+  const QueryPiece<kQueries>& piece;
   AttentionMemory& memory;
   int32_t size;    // of a head
   int32_t digits;  // of a tile: between upper and lower ones
@@ -46,7 +39,8 @@ struct Attention {
   SeenTokens seen;  // by any of the rows
   QueryFacts facts[2];
 
-  __device__ __forceinline__ Attention(const PagedAttention& paged, const QueryPiece& rows,
+  __device__ __forceinline__ Attention(const PagedAttention& paged,
+                                       const QueryPiece<kQueries>& rows,
                                        const SeenTokens& seen_by_any, AttentionMemory& shared)
       : task(paged),
         piece(rows),
@@ -60,7 +54,7 @@ struct Attention {
         place(lane % 4),
         cap(score_rule(paged.scale, paged.soft_cap, 0.0f, 0).cap),
         seen(seen_by_any) {
-    for (int i = 0; i < kQueries / kWarps; ++i) prepare_query(warp * (kQueries / kWarps) + i);
+    for (int i = 0; i < kQueries / kWarps; ++i) prepare_row(warp * (kQueries / kWarps) + i);
     __syncthreads();
     for (int r = 0; r < 2; ++r) facts[r] = memory.facts[group + 8 * r];
   }
@@ -74,32 +68,11 @@ struct Attention {
     return piece.is_in_place(row, task);
   }
 
-  // --- queries ---------------------------------------------------------------------------------
-
-  __device__ __forceinline__ void prepare_query(int row) {
-    const bool is_there = is_in_place(row);
-    const int64_t head = piece.head(row);
-    const int64_t start =
-        is_there ? piece.query(row) * task.query.row_stride + head * task.query.head_stride : 0;
-    const RowWords words(task.query.start, task.query.format, start, is_there ? size : 0);
-    const uint32_t scale = words.scale();
-    const float factor = to_integers(scale);
-#pragma unroll
-    for (int w = 0; w < kRowWords; ++w) {
-      int32_t integers[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) integers[j] = row_integer(words.x[w][j], scale, factor);
-      const DigitWords digits(integers);
-      const int word = lane + w * kWarp;
+  __device__ __forceinline__ void prepare_row(int row) {
+    prepare_query(task, piece, row, memory.facts[row], [&](int word, const DigitWords& digits) {
       memory.queries[0][word / kStepWords].at(row, word % kStepWords) = digits.upper;
       memory.queries[1][word / kStepWords].at(row, word % kStepWords) = digits.lower;
-    }
-    if (lane != 0) return;
-    const SeenTokens own = piece.seen_by(row, task);
-    const float slope = task.slopes == nullptr || !is_there ? 0.0f : task.slopes[head];
-    const ScoreRule rule = score_rule(task.scale, task.soft_cap, slope, task.window);
-    const bool is_valid = scale != kInvalidScale && own.are_valid(task);
-    memory.facts[row] = {own, rule.factor * unit_of(scale), rule.slope, is_valid};
+    });
   }
 
   // --- tokens ----------------------------------------------------------------------------------
@@ -109,12 +82,7 @@ struct Attention {
     const int32_t token = first + warp * kTileTokens;
     *scales = nullptr;
     if (token > seen.last || token + kTileTokens <= seen.first) return nullptr;
-    const int32_t tile = token / kTileTokens;
-    const auto page_tiles = static_cast<int32_t>(task.cache.page_tiles);
-    const int32_t block = tile / page_tiles;
-    const int32_t page = block < task.width ? piece.pages[block] : -1;
-    if (page < 0 || page >= task.cache.pages) return nullptr;
-    const TilePlace found(task.cache, page, tile % page_tiles, piece.key_head);
+    const FoundTile found(task, piece, token / kTileTokens);
     *scales = found.scales;
     return found.digits;
   }
@@ -355,19 +323,10 @@ struct Attention {
     for (int r = 0; r < 2; ++r) {
       const int row = group + 8 * r;
       if (!is_in_place(row)) continue;
-      float kept = 1.0f;
-      const bool has_sink = task.sinks != nullptr;
-      if (has_sink) {
-        const Sink sink(task.sinks[piece.head(row)]);
-        facts[r].is_valid = facts[r].is_valid && sink.is_valid;
-        kept = merge(total.rows[r], sink.gathered).kept;
-      }
-      const float sum = facts[r].is_valid ? total.rows[r].sum : float_of(kNanBits);
+      const RowEnd end(task, piece.head(row), total.rows[r], facts[r].is_valid);
       const int64_t start = (piece.query(row) * task.heads + piece.head(row)) * size;
       for_each_value(r, [&](int i, int e, int d) {
-        float value = total.value(i, e);
-        if (has_sink) value = value * kept + 0.0f;  // -0 becomes 0
-        write_number(task.result, task.query.format, start + d, value / sum);
+        write_number(task.result, task.query.format, start + d, end.result(total.value(i, e)));
       });
     }
   }

@@ -19,6 +19,12 @@ __device__ __forceinline__ void copy_async(void* shared, const void* global, boo
                : "memory");
 }
 
+// Starts to copy 4 bytes.
+__device__ __forceinline__ void copy_word_async(void* shared, const void* global) {
+  const auto address = static_cast<unsigned int>(__cvta_generic_to_shared(shared));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(address), "l"(global) : "memory");
+}
+
 // Makes a group of the copies that the thread has started since the last call.
 __device__ __forceinline__ void commit_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");

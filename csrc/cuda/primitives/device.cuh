@@ -26,7 +26,7 @@ __device__ __forceinline__ T* dynamic_shared() {
   return reinterpret_cast<T*>(memory);
 }
 
-// Launches with up to 99 KiB of dynamic shared memory, which is what every GPU from sm_80 on has.
+// Launches with dynamic shared memory: every GPU from sm_80 on has 99 KiB, a Hopper 227.
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
                    void (*kernel)(Parameters...), Arguments... arguments) {

@@ -9,7 +9,7 @@ namespace vllm_fork {
 
 enum class TensorCores {
   kInt8,            // mma.sync of int8, which every GPU from sm_80 on has
-  kInt8Warpgroups,  // likewise, and for many rows Hopper's wgmma (sm_90a)
+  kInt8Warpgroups,  // likewise, and for many rows or queries Hopper's wgmma (sm_90a)
   kBfloat16,        // mma.sync of bfloat16, for GPUs whose products of int8 are slow
 };
 
@@ -26,10 +26,11 @@ inline TensorCores choose_tensor_cores(int64_t major, bool has_warpgroups,
   const TensorCores int8 = has_warpgroups ? TensorCores::kInt8Warpgroups : TensorCores::kInt8;
   if (asked.empty()) return major == kBlackwell ? TensorCores::kBfloat16 : int8;
   if (asked == "int8") return int8;
+  if (asked == "mma") return TensorCores::kInt8;
   if (asked == "bfloat16") return TensorCores::kBfloat16;
   throw std::runtime_error(std::string(kTensorCoresVariable) + "=" + asked +
-                           " is not a kind of product that GPUs make of digits: set int8 or "
-                           "bfloat16, or leave it unset for what suits the GPU.");
+                           " is not a kind of product that GPUs make of digits: set int8, "
+                           "mma or bfloat16, or leave it unset for what suits the GPU.");
 }
 
 }  // namespace vllm_fork

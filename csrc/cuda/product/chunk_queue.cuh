@@ -108,7 +108,7 @@ struct ChunkQueue {
   // The current chunk, when it is there for all threads and none reads the one before any more.
   __device__ __forceinline__ const Stage<Tile>& wait() const {
     wait_for_copies<Tile::kStages - 2>();
-    if constexpr (Tile::kByWarpgroup) show_copies();
+    if constexpr (Tile::kByWarpgroup) show_to_products();
     __syncthreads();
     return stages[stage];
   }

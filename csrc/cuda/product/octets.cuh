@@ -5,19 +5,12 @@
 
 #include "cuda/primitives/device.cuh"
 #include "cuda/primitives/warp_reduce.cuh"
+#include "cuda/primitives/words.cuh"
 #include "cuda/product/digit_tiles.cuh"
 #include "portable/number_types.h"
 #include "portable/product.h"
 
 namespace vllm_fork {
-
-// 8 or 16 bytes that are moved as one.
-struct alignas(8) Words2 {
-  uint32_t words[2];
-};
-struct alignas(16) Words4 {
-  uint32_t words[4];
-};
 
 // Reads eight things, of which the first `count` are there; in few loads if their place allows.
 template <typename T>

@@ -1,47 +1,29 @@
-// Hopper's products of 8-bit integers, which four warps make together: wgmma, exact like mma.sync.
-//
-// What it multiplies with lies in shared memory, and it runs beside the threads that asked for it:
-// they may neither read the sums nor change what is multiplied before they have waited.
+// The product of 8-bit integers that four warps make together for a weight and many rows.
 #pragma once
 
-#include <cstdint>
-
-#include "cuda/primitives/device.cuh"
+#include "cuda/primitives/warpgroup.cuh"
 #include "cuda/product/digit_tiles.cuh"
 
 namespace vllm_fork {
 
 inline constexpr int kWarpgroupTiles = 12;  // tiles of 8 rows that are multiplied at once
 
-// Says where digits of rows lie in shared memory: matrices of 8 rows of 16 bytes, those of a step's
-// second half kHalfBytes behind those of the first, those of the next tile `tile_bytes` behind.
-inline constexpr uint64_t kHalfBytes = kRowsOfTile * kHalf;
-
-__device__ __forceinline__ uint64_t row_matrices(unsigned int shared_address, int tile_bytes) {
-  const auto in_sixteens = [](uint64_t bytes) { return bytes >> 4 & 0x3fff; };
-  return in_sixteens(shared_address) | in_sixteens(kHalfBytes) << 16 |
-         in_sixteens(static_cast<uint64_t>(tile_bytes)) << 32;
+// Says where digits of rows lie in shared memory: those of the next tile `tile_bytes` behind.
+__device__ __forceinline__ uint64_t row_matrices_at(const void* shared, int tile_bytes) {
+  return matrices(sixteens_of(shared), kRowsOfTile * kHalf, tile_bytes);
 }
-
-}  // namespace vllm_fork
-
-#if defined(VLLM_FORK_EMULATE_CUDA)
-#include "emulation/warpgroups_on_host.h"
-#else
-
-namespace vllm_fork {
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-inline constexpr bool kHasWarpgroups = true;
-#else
-inline constexpr bool kHasWarpgroups = false;  // no kernel may call what follows
-#endif
-
-// What a kernel for another GPU comes to, if anything could launch it.
-__device__ __forceinline__ void stop_kernel() { __trap(); }
 
 // sums += a * b for a [64, 32], of which each warp has 16 rows as for multiply_add, and the rows of
 // 12 tiles of digits. A lane's sums are those of 12 calls of multiply_add.
+#if defined(VLLM_FORK_EMULATE_CUDA)
+
+inline void multiply_add(int32_t (&sums)[kWarpgroupTiles][4], const uint32_t (&a)[4],
+                         uint64_t rows, const Place& place = Place::current()) {
+  emulation::ask_for_product(sums, emulation::left_words(a, true, place), rows, true);
+}
+
+#else
+
 __device__ __forceinline__ void multiply_add(int32_t (&sums)[kWarpgroupTiles][4],
                                              const uint32_t (&a)[4], uint64_t rows) {
   asm volatile(
@@ -73,27 +55,6 @@ __device__ __forceinline__ void multiply_add(int32_t (&sums)[kWarpgroupTiles][4]
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
 }
 
-__device__ __forceinline__ uint64_t row_matrices_at(const void* shared, int tile_bytes) {
-  return row_matrices(static_cast<unsigned int>(__cvta_generic_to_shared(shared)), tile_bytes);
-}
-
-// Makes the thread's finished copies visible to the products that a warpgroup makes.
-__device__ __forceinline__ void show_copies() {
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-__device__ __forceinline__ void begin_products() {
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ void commit_products() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-
-__device__ __forceinline__ void wait_for_products() {
-  asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-}
+#endif
 
 }  // namespace vllm_fork
-
-#endif

@@ -1,6 +1,7 @@
 // The kernels of attention and its cache, on the CPU: built as a library by emulated_ops.py.
 #include "cuda/attention/attention.cuh"
 #include "cuda/attention/cache.cuh"
+#include "cuda/attention/prompt_attention.cuh"
 #include "../emulated_launch.h"
 
 using namespace vllm_fork;
@@ -23,4 +24,13 @@ extern "C" const char* run_attention(uint64_t seed, const PagedAttention* task, 
                                      float* parts) {
   emulation::num_blocks = emulation::num_waits = 0;
   return emulated(seed, [=] { return launch_portable_attention(*task, splits, parts, nullptr); });
+}
+
+extern "C" bool is_launched_as_prompts(const PagedAttention* task) {
+  return is_for_warpgroups(*task);
+}
+
+// Whatever the shape, as if there were enough rows of it.
+extern "C" const char* run_prompt_attention(uint64_t seed, const PagedAttention* task) {
+  return emulated(seed, [=] { return launch_prompt_attention(*task, nullptr); });
 }

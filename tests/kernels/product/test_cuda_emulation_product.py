@@ -218,6 +218,8 @@ def test_parts_of_a_layer(gpu: EmulatedProduct) -> None:
         (9, True, "bfloat16", TensorCores.BFLOAT16),
         (9, True, "int8", TensorCores.INT8_WARPGROUPS),
         (9, False, "int8", TensorCores.INT8),
+        (9, True, "mma", TensorCores.INT8),
+        (10, False, "mma", TensorCores.INT8),
         (10, False, "int8", TensorCores.INT8),
     ],
 )
@@ -240,7 +242,7 @@ def test_what_the_library_says_of_warpgroups(
 def test_tensor_cores_that_are_no_choice(asked: str, gpu: EmulatedProduct) -> None:
     sentence = (
         f"VLLM_FORK_CUDA_TENSOR_CORES={asked} is not a kind of product that GPUs make of digits: "
-        "set int8 or bfloat16, or leave it unset for what suits the GPU."
+        "set int8, mma or bfloat16, or leave it unset for what suits the GPU."
     )
     for major in (8, 9, 10, 12):
         with pytest.raises(RuntimeError) as error:

@@ -1,0 +1,1 @@
+#include "cuda/attention/prompt_attention.cuh"

@@ -1,0 +1,99 @@
+// Attention for many queries, on Hopper's warpgroups: the fast way of prompts, where attention_block.cuh
+// is the simple one. Both give the bits of docs/numerics/attention.md.
+//
+// A block of threads attends for 128 rows, queries of a sequence that share a head of keys: two
+// warpgroups for 64 rows each. A third one brings them the blocks of 64 tokens. A warp has 16 rows
+// and all tokens of a block: its weights never leave its registers.
+#pragma once
+
+#include "cuda/attention/prompt_attention.h"
+#include "cuda/attention/prompt_group.cuh"
+#include "cuda/attention/prompt_loader.cuh"
+
+namespace vllm_fork {
+
+// Where there is nothing to multiply with, too few for any launch, as in multiply_rows.cuh.
+inline constexpr int kMostPromptThreads = kHasWarpgroups ? kPromptThreads : 1;
+
+// Of 64 Ki registers of a multiprocessor, the threads that load need few.
+constexpr int kRegistersToLoad = 40;
+constexpr int kRegistersToAttend = 232;
+static_assert(kRegistersToLoad * kWarpgroup + kRegistersToAttend * kAttending <= 64 * 1024);
+
+template <int kSize, bool kIsPlain>
+__device__ __forceinline__ void attend_for_prompt(const PagedAttention& task) {
+  // The last pieces see most tokens, so they come first.
+  const QueryPiece<kPromptRows> piece(task, gridDim.x - 1 - blockIdx.x);
+  if (!piece.has(0)) return;
+  auto& memory = *dynamic_shared<PromptMemory<kSize>>();
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  for (int row = warp; row < kPromptRows; row += kPromptThreads / kWarp) {
+    auto& digits = memory.queries[row / kGroupRows];
+    prepare_query(task, piece, row, memory.facts[row], [&](int word, const DigitWords& own) {
+      if (4 * word >= kSize) return;
+      const int chunk = 4 * word / kMatrixBytes;
+      const int byte = 4 * word % kMatrixBytes;
+      *reinterpret_cast<uint32_t*>(digits[0].at(row % kGroupRows, chunk) + byte) = own.upper;
+      *reinterpret_cast<uint32_t*>(digits[1].at(row % kGroupRows, chunk) + byte) = own.lower;
+    });
+  }
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < kPromptStages; ++stage) {
+      memory.is_full[stage].begin(kWarpgroup);
+      memory.is_empty[stage].begin(kAttending / kWarp);
+    }
+  }
+  show_to_products();
+  __syncthreads();
+  const SeenTokens seen = piece.seen_by_any(0, kPromptRows, task);
+  if (threadIdx.x >= kAttending) {
+    keep_registers<kRegistersToLoad>();
+    PromptLoader<kSize>(task, piece, seen).load_all(memory);
+  } else {
+    take_registers<kRegistersToAttend>();
+    PromptGroup<kSize, kIsPlain>(task, piece, memory).attend_to_all(seen);
+  }
+}
+
+template <int kSize, bool kIsPlain>
+__global__ void __launch_bounds__(kMostPromptThreads, 1)
+    prompt_attention_kernel(PagedAttention task) {
+  if constexpr (kHasWarpgroups) {
+    attend_for_prompt<kSize, kIsPlain>(task);
+  } else {
+    stop_kernel();
+  }
+}
+
+// --- launchers ---------------------------------------------------------------------------------
+
+constexpr int64_t kLargestPromptHead = 128;
+
+inline int64_t num_prompt_pieces(const PagedAttention& task) {
+  return task.queries * (task.heads / task.key_heads) / kPromptRows + task.sequences;
+}
+
+bool are_prompts(const PagedAttention& task) {
+  constexpr int64_t kEnoughBlocks = 64;
+  const int64_t rows = task.queries * (task.heads / task.key_heads);
+  return task.cache.head_size <= kLargestPromptHead && rows >= kGroupRows * task.sequences &&
+         num_prompt_pieces(task) * task.key_heads >= kEnoughBlocks;
+}
+
+template <int kSize>
+cudaError_t launch_prompts(const PagedAttention& task, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned int>(num_prompt_pieces(task)),
+                  static_cast<unsigned int>(task.key_heads));
+  const bool is_plain = task.soft_cap == 0.0f && task.slopes == nullptr;
+  const auto kernel =
+      is_plain ? prompt_attention_kernel<kSize, true> : prompt_attention_kernel<kSize, false>;
+  return launch(grid, kPromptThreads, sizeof(PromptMemory<kSize>), stream, kernel, task);
+}
+
+cudaError_t launch_prompt_attention(const PagedAttention& task, cudaStream_t stream) {
+  if (task.cache.head_size > kLargestPromptHead) return cudaErrorInvalidValue;
+  return task.cache.head_size <= 64 ? launch_prompts<64>(task, stream)
+                                    : launch_prompts<128>(task, stream);
+}
+
+}  // namespace vllm_fork
