@@ -5,11 +5,11 @@
 
 Each kernel is compiled for sm_90a. Of its main loop the shortest pass that goes through all
 products is counted, and the longest one where a share of the passes takes that: at the end of a
-block of 256 input channels, for one. Instructions are weighed with the rates that NVIDIA publishes
-for compute capability 9.0 (CUDA Programming Guide, "Throughput of Native Arithmetic Instructions"),
-a tensor core's with the peak of the H100 (989 TFLOP/s in bfloat16, twice that in int8) and, for
-mma.sync, with 62 % of it (Luo et al. 2024, "Benchmarking and Dissecting the Nvidia Hopper GPU
-Architecture").
+block of 256 input channels, or where queries do not see all tokens of a block. Instructions are
+weighed with the rates that NVIDIA publishes for compute capability 9.0 (CUDA Programming Guide,
+"Throughput of Native Arithmetic Instructions"), a tensor core's with the peak of the H100 (989
+TFLOP/s in bfloat16, twice that in int8) and, for mma.sync, with 62 % of it (Luo et al. 2024,
+"Benchmarking and Dissecting the Nvidia Hopper GPU Architecture").
 
 Two times come out: if all units work at once, and if tensor cores and all else work by turns. What
 the rivals take is published, too: see `RIVALS`. Nothing here is a measurement.
@@ -21,7 +21,7 @@ import argparse
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -71,8 +71,10 @@ class Kernel:
         depth: of the loop in the loops that have the operation; 0 is outermost.
         trips: of the loops in it.
         longest: the share of passes that are the longest ones.
-        warps: of a block of threads.
+        warps: of a block of threads, that go through the loop.
         tensor: operations in int8 that a block's pass computes, sums of products as two.
+        bytes: that a block's pass reads from the second cache, or from memory.
+        beside: the operation that the loop of other warps has, which do something else meanwhile.
     """
 
     what: str
@@ -84,6 +86,8 @@ class Kernel:
     longest: float
     warps: int
     tensor: int
+    bytes: int
+    beside: str | None = None
 
     def loop(self, function: Function) -> Loop:
         (loop,) = function.loops_with(self.operation)
@@ -97,11 +101,15 @@ class Kernel:
         loop, trips = self.loop(function), list(self.trips)
         shortest = by_operation(function.way(loop, trips, longest=False))
         longest = by_operation(function.way(loop, trips, longest=True))
-        mean = {
-            name: shortest[name] * (1 - self.longest) + longest[name] * self.longest
-            for name in shortest | longest
-        }
-        return Pass(self, function, mean)
+        return Pass(self, function, shortest, longest, self.longest, self._others(function))
+
+    def _others(self, function: Function) -> Counter[str]:
+        """Count a pass of the warps beside those, the shortest one that does it in one go."""
+        if self.beside is None:
+            return Counter()
+        (loop,) = function.loops_with(self.beside)
+        trips = [1] * len(loop.inner)
+        return by_operation(function.way(loop, trips, longest=False, through=self.beside))
 
 
 @dataclass(frozen=True)
@@ -111,12 +119,30 @@ class Pass:
     Attributes:
         kernel: whose.
         function: its machine code.
-        operations: how many of each a warp executes.
+        shortest: how many of each operation a warp executes in most passes.
+        longest: and in some.
+        share: these.
+        others: what each of four other warps executes beside it.
     """
 
     kernel: Kernel
     function: Function
-    operations: Mapping[str, float]
+    shortest: Counter[str]
+    longest: Counter[str]
+    share: float
+    others: Counter[str]
+
+    def with_longest(self, share: float) -> Pass:
+        """Return the mean of other passes."""
+        return replace(self, share=share)
+
+    @property
+    def operations(self) -> dict[str, float]:
+        """How many of each a warp executes."""
+        return {
+            name: self.shortest[name] * (1 - self.share) + self.longest[name] * self.share
+            for name in self.shortest | self.longest
+        }
 
     @property
     def instructions(self) -> float:
@@ -125,19 +151,19 @@ class Pass:
 
     def units(self) -> dict[str, float]:
         """Return for how many cycles a block keeps each unit busy, of a quarter's."""
-        cycles: defaultdict[str, float] = defaultdict(float)
-        for name, count in self.operations.items():
-            if "MMA" in name or name in NO_UNIT or name.startswith(UNIFORM):
-                continue
-            unit, each = CYCLES.get(name, ON_THE_ALU)
-            cycles[unit] += count * each
-        cycles["issue"] = self.instructions
-        # IMAD has one half of the lanes of float32, so that both take turns there.
-        cycles["float32"] += cycles["multiply"] / 2
+        found: defaultdict[str, float] = defaultdict(float)
         share = self.kernel.warps / QUARTERS
-        found = {unit: busy * share for unit, busy in cycles.items()}
+        for operations, warps in ((self.operations, share), (self.others, 1.0)):
+            for name, count in operations.items():
+                found["issue"] += count * warps
+                if "MMA" in name or name in NO_UNIT or name.startswith(UNIFORM):
+                    continue
+                unit, each = CYCLES.get(name, ON_THE_ALU)
+                found[unit] += count * each * warps
+        # IMAD has one half of the lanes of float32, so that both take turns there.
+        found["float32"] += found["multiply"] / 2
         rate = TENSOR_OPERATIONS * OF_THE_PEAK[self.kernel.operation]
-        return found | {"tensor": self.kernel.tensor / rate}
+        return {**found, "tensor": self.kernel.tensor / rate}
 
     def together(self) -> float:
         """Cycles of a pass on a multiprocessor, if all units work at once."""
@@ -150,8 +176,24 @@ class Pass:
         return tensor + max(units.values())
 
 
+# Keys and values of 64 tokens.
+BLOCK_BYTES = 64 * (4 * HEAD_SIZE + 2)
+
 KERNELS = {
     "prompt": Kernel(
+        "attention in prompts, 128 x 64 tokens",
+        "attention/prompt_attention.cu",
+        "prompt_attention_kernelILi128ELb1E",
+        "IGMMA",
+        1,
+        (1,),
+        1 / 64,
+        8,
+        128 * 64 * HEAD_SIZE * 2 * 2 * 4,
+        BLOCK_BYTES,
+        "LDGSTS",
+    ),
+    "simple": Kernel(
         "attention, 16 x 64 tokens",
         "attention/attention.cu",
         "attention_kernelILi4ELb0E",
@@ -161,6 +203,7 @@ KERNELS = {
         0.0,
         4,
         16 * 64 * HEAD_SIZE * 2 * 2 * 4,
+        BLOCK_BYTES,
     ),
     "many": Kernel(
         "product, 128 x 96 x 64 channels",
@@ -172,6 +215,7 @@ KERNELS = {
         0.25,
         8,
         128 * 96 * 64 * 2 * 3,
+        2 * 64 * (128 + 96),
     ),
     "one": Kernel(
         "product, 64 x 8 x 128 channels",
@@ -183,6 +227,7 @@ KERNELS = {
         0.5,
         4,
         64 * 8 * 128 * 2 * 3,
+        2 * 128 * (64 + 8),
     ),
 }
 
@@ -210,6 +255,7 @@ class Prediction:
         passes: of blocks of threads.
         memory: bytes that have to be read.
         rival: seconds.
+        longest: the share of its passes that are the longest ones, if that is another one.
     """
 
     what: str
@@ -217,9 +263,12 @@ class Prediction:
     passes: float
     memory: float
     rival: float
+    longest: float | None = None
 
     def ratios(self, one: Pass) -> tuple[float, float]:
         """Return the times beside the rival's, with all units together and apart."""
+        if self.longest is not None:
+            one = one.with_longest(self.longest)
         reading = self.memory / MEMORY
         times = (seconds(cycles, self.passes) for cycles in (one.together(), one.apart()))
         together, apart = (max(reading, time) / self.rival for time in times)
@@ -230,11 +279,16 @@ def predictions() -> list[Prediction]:
     """Return the shapes of the table, each with its rival's time."""
     found = [
         Prediction(
-            f"attention, a prompt of {n:,} tokens / FlashAttention-3",
-            "prompt",
-            HEADS * (n / 16) * (n / 64) / 2,
+            f"{what}, {n:,} tokens / FlashAttention-3",
+            kernel,
+            HEADS * n / rows * (n / 64 / 2 + 1 / 2),
             0,
             4 * n * n * HEAD_SIZE * HEADS / 2 / RIVALS["FlashAttention-3"],
+            longest=1 / (n / 64 / 2 + 1 / 2) if kernel == "prompt" else 0.0,
+        )
+        for what, kernel, rows in (
+            ("attention in prompts", "prompt", 128),
+            ("attention, the simple way", "simple", 16),
         )
         for n in (2048, 8192)
     ]
@@ -275,6 +329,7 @@ def rows_of_passes(passes: Mapping[str, Pass]) -> list[tuple[str, ...]]:
                 one.kernel.what,
                 f"{one.instructions:,.0f}",
                 f"{one.function.registers}",
+                f"{one.kernel.bytes / 1024:.0f}",
                 *(f"{units.get(name, 0):,.0f}" for name in names),
             )
         )
@@ -291,7 +346,7 @@ def rows_of_times(passes: Mapping[str, Pass]) -> list[tuple[str, ...]]:
 
 
 PASSES = (
-    *("a pass of a block", "instructions", "registers", "tensor", "issue"),
+    *("a pass of a block", "instructions", "registers", "KiB read", "tensor", "issue"),
     *("integers", "float32", "slow", "loads"),
 )
 TIMES = ("time beside the rival's", "units at once", "tensor cores by turns")

@@ -106,16 +106,20 @@ class Function:
         """Return those of some loops that have an operation."""
         return [one for one in loops if any(self._has(block, operation) for block in one.blocks)]
 
-    def way(self, loop: Loop, trips: list[int], *, longest: bool) -> Counter[str]:
+    def way(
+        self, loop: Loop, trips: list[int], *, longest: bool, through: str | None = None
+    ) -> Counter[str]:
         """Return the instructions of one pass through a loop, by their names.
 
         The pass is the longest or the shortest one by the number of instructions. The shortest goes
-        through every block with a tensor core's instruction.
+        through every block with a tensor core's instruction, or through the one with most of
+        another.
 
         Args:
             loop: of this function.
             trips: how often each inner loop is passed through, in the order of their addresses.
             longest: which.
+            through: the operation, if not a tensor core's.
 
         Raises:
             ValueError: the loop has another number of inner loops.
@@ -130,6 +134,8 @@ class Function:
             weights[inner.head] = Counter({name: n * times for name, n in own.items()})
             _shrink(graph, inner)
         required = [block for block in graph if _is_tensor(weights[block])]
+        if through is not None:
+            required = [max(graph, key=lambda block: self._count(block, through))]
         sizes = {block: sum(weights[block].values()) for block in graph}
         path = _path(graph, sizes, loop.head, [] if longest else required, longest=longest)
         return sum((weights[block] for block in path), Counter[str]())
@@ -137,8 +143,11 @@ class Function:
     def _counts(self, block: int) -> Counter[str]:
         return Counter(one.name for one in self.blocks[block])
 
+    def _count(self, block: int, operation: str) -> int:
+        return sum(one.operation == operation for one in self.blocks[block])
+
     def _has(self, block: int, operation: str) -> bool:
-        return any(one.operation == operation for one in self.blocks[block])
+        return self._count(block, operation) > 0
 
 
 def disassembled(source: Path, architecture: str, folder: Path) -> dict[str, Function]:

@@ -48,6 +48,7 @@ EXPECTED = {
     "products of many channels": "0867a79327ab8e9a",
     "products of many rows that were just computed": "b1d39c20661b63ae",
     "attention to many tokens": "7e8a8c6745682e20",
+    "attention in prompts": "f2d81064594698e2",
     "sampling from many tokens": "5989870fa0762aa1",
 }
 """SHA-256 of the bits of each group of operations, its first 16 digits."""
@@ -334,6 +335,21 @@ def _attention_of_many(numbers: _Numbers, size: int) -> torch.Tensor:
     return portable_attention(query, cache, pages, starts, lengths, scale=0.125, window=40)
 
 
+def _attention_in_prompts(numbers: _Numbers) -> list[torch.Tensor]:
+    """So many queries that Hopper's warpgroups attend for them; one text has two superblocks."""
+    queries, sequences, heads = 32, 22, 2
+    lengths = [1100, *(queries + i for i in range(sequences - 1))]
+    starts = numbers.of([queries * i for i in range(sequences + 1)], torch.int32)
+    stops = numbers.of(lengths, torch.int32)
+    results = []
+    for size, rule in ((128, {"window": 1050}), (64, {"soft_cap": 9.0})):
+        cache, pages = _cached(numbers, lengths, heads, size)
+        query = numbers(queries * sequences, 2 * heads, size, salt=27)
+        arguments = (query, cache, pages, starts, stops)
+        results.append(portable_attention(*arguments, scale=0.125, **rule))
+    return results
+
+
 def _samples_from_many_tokens(numbers: _Numbers) -> list[torch.Tensor]:
     """Several blocks of threads share a row, if there are few."""
     logits = numbers(4, 50001, salt=26, dtype=torch.float32) * 3
@@ -356,5 +372,6 @@ _GROUPS: dict[str, Callable[[_Numbers], list[torch.Tensor]]] = {
     "products of many channels": _products_of_many_channels,
     "products of many rows that were just computed": _fused_products_of_many_rows,
     "attention to many tokens": _attention_to_many_tokens,
+    "attention in prompts": _attention_in_prompts,
     "sampling from many tokens": _samples_from_many_tokens,
 }

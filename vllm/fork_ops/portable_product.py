@@ -19,8 +19,8 @@ On several ranks, a layer whose input channels are split gives partial sums, flo
     y = sum_partials(torch.stack(partials_of_all_ranks), bias, torch.bfloat16)
 
 On a GPU the digits are multiplied as int8 or, on compute capability 10.x, as bfloat16.
-``VLLM_FORK_CUDA_TENSOR_CORES=int8``, ``mma`` (int8 without Hopper's warpgroups, in attention too) or
-``bfloat16`` chooses by hand, to compare their speed: the bits are the same, and so is the packed
+``VLLM_FORK_CUDA_TENSOR_CORES=int8``, ``mma`` (int8 without Hopper's warpgroups, in attention, too)
+or ``bfloat16`` chooses by hand, to compare their speed: the bits are the same, and so is the packed
 weight. The first product of a process reads the variable;
 another value is a RuntimeError.
 """

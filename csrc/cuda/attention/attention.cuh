@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/attention/attention_block.cuh"
+#include "cuda/attention/merge_parts.cuh"
 #include "cuda/attention/prompt_attention.h"
 
 namespace vllm_fork {

@@ -63,10 +63,15 @@ def passes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pass]:
 
 
 def test_products_are_all_counted(passes: dict[str, Pass]) -> None:
-    """A tensor core's instruction has 16 outputs, 8 rows and 32 channels, a warpgroup's 64 x 96."""
-    prompt, many, one = (passes[key].operations for key in ("prompt", "many", "one"))
+    """A tensor core's instruction has 16 outputs, 8 rows and 32 channels, a warpgroup's 64 rows and
+    64 or 96 columns."""
+    prompt, simple, many, one = (
+        passes[key].operations for key in ("prompt", "simple", "many", "one")
+    )
     keys, values = 2 * 4 * 4, 4 * 2 * 4
-    assert keys + values <= prompt["IMMA"] <= keys + values + 8  # and a step that is left over
+    assert keys + values <= simple["IMMA"] <= keys + values + 8  # and a step that is left over
+    keys, values = 4 * 4, 4 * 2 * 2
+    assert prompt["IGMMA"] == keys + values
     assert many["IGMMA"] == 2 * 3
     assert one["IMMA"] == 4 * 3
 
@@ -76,7 +81,16 @@ def test_a_pass_takes_what_its_busiest_unit_takes(passes: dict[str, Pass]) -> No
         units = one.units()
         assert one.together() == max(units.values())
         assert one.together() <= one.apart() <= sum(units.values())
-        assert units["issue"] == one.instructions * one.kernel.warps / 4
+        others = sum(one.others.values())
+        assert units["issue"] == pytest.approx(one.instructions * one.kernel.warps / 4 + others)
+
+
+def test_prompts_are_within_their_budget(passes: dict[str, Pass]) -> None:
+    """350 instructions for a quarter of 16 rows and 64 tokens, most of whose passes are the short
+    ones; one copy of a word for each that four warps bring."""
+    prompt = passes["prompt"]
+    assert sum(prompt.shortest.values()) <= 4 * 350
+    assert prompt.others["LDGSTS"] == 64 * 4 * 128 / 4 / 4 / 32
 
 
 def test_the_tables_of_the_documentation() -> None:

@@ -217,5 +217,4 @@ def is_found(batch: Batch, expected: torch.Tensor, seed: int) -> bool:
     try:
         return not torch.equal(batch.emulated(as_prompts=True, seed=seed), expected)
     except AssertionError as error:
-        assert re.search("Not all threads|has not begun|beside", str(error)), error
-        return True
+        return bool(re.search("Not all threads|has not begun|beside", str(error)))

@@ -106,9 +106,11 @@ def attention_task(
     lengths: torch.Tensor,
     *,
     window: int = 0,
+    soft_cap: float = 0.0,
     **others: float,
 ) -> emulated.PagedAttention:
     task = emulated.PagedAttention(queries=len(query), heads=query.shape[1], window=window)
+    task.soft_cap = soft_cap
     task.key_heads = cache.shape[1]
     task.sequences, task.width = pages.shape
     task.cache = emulated.CachePages.of(cache, query.shape[2])
@@ -169,8 +171,13 @@ def test_digits_of_many_rows_are_made_by_what_computes_them(
 def test_attention(recorded: Recorded) -> None:
     library = emulated._library("attention")
     library.splits_of.restype = ctypes.c_int64
-    split, whole = set(), set()
+    split, whole, prompts = set(), set(), set()
     for task, lengths in recorded.attention:
+        task.has_warpgroups = True
+        if library.is_launched_as_prompts(ctypes.byref(task)):
+            assert int(lengths.min()) < 64 < 1024 < int(lengths.max())
+            prompts.add((task.cache.head_size, task.window > 0, task.soft_cap > 0))
+        task.has_warpgroups = False
         splits = library.splits_of(ctypes.byref(task))
         if splits > 1:
             assert int(lengths.min()) <= 1024 < int(lengths.max())  # blocks without a token, too
@@ -180,6 +187,7 @@ def test_attention(recorded: Recorded) -> None:
             whole.add(task.cache.head_size)
     assert split == {(size, is_window) for size in (64, 128, 256) for is_window in (False, True)}
     assert whole == {64, 128, 256}
+    assert prompts == {(128, True, False), (64, False, True)}
 
 
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)
