@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -12,6 +13,11 @@
 #include "bindings/argument_checks.h"
 #include "bindings/formats.h"
 #include "portable/number_types.h"
+
+// Compiled for several instruction sets, of which the machine's is taken; none of them fuses products
+// with sums (-ffp-contract=off), so all give the same bits.
+#define VLLM_FORK_WITH_VECTORS \
+  __attribute__((target_clones("arch=skylake-avx512", "avx2", "default")))
 
 namespace vllm_fork {
 namespace {
@@ -35,6 +41,14 @@ void with_16_bits(const Tensor& tensor, const Work& work) {
   }
 }
 
+// Calls work(first, last) for rows of so many elements, on as many threads as they are worth.
+template <typename Work>
+void for_rows(int64_t rows, int64_t elements, const Work& work) {
+  constexpr int64_t kWorthAThread = 1 << 15;
+  const int64_t grain = std::max<int64_t>(1, kWorthAThread / std::max<int64_t>(1, elements));
+  torch::stable::parallel_for(0, rows, grain, work);
+}
+
 // --- rotation ------------------------------------------------------------------------------------
 
 struct Rotation {
@@ -45,17 +59,18 @@ struct Rotation {
 
 // One head. `angles` has the cosines, and behind them the sines.
 template <typename Number>
-void rotate(const Number* head, const Number* angles, const Rotation& by, Number* out) {
+VLLM_FORK_WITH_VECTORS void rotate(const Number* head, const Number* angles, const Rotation& by, Number* out) {
   const auto product = [](Number a, Number b) {
     return widen(narrow<Number>(widen(a) * widen(b)));
   };
-  for (int64_t i = 0; i < by.half; ++i) {
-    const int64_t first = by.is_neox ? i : 2 * i;
-    const int64_t second = by.is_neox ? i + by.half : first + 1;
-    const Number x = head[first], y = head[second];
-    const Number cosine = angles[i], sine = angles[by.half + i];
-    out[first] = narrow<Number>(product(x, cosine) - product(y, sine));
-    out[second] = narrow<Number>(product(y, cosine) + product(x, sine));
+  const int64_t half = by.half;
+  const int64_t step = by.is_neox ? 1 : 2;
+  const int64_t apart = by.is_neox ? half : 1;
+  for (int64_t i = 0; i < half; ++i) {
+    const Number x = head[i * step], y = head[i * step + apart];
+    const Number cosine = angles[i], sine = angles[half + i];
+    out[i * step] = narrow<Number>(product(x, cosine) - product(y, sine));
+    out[i * step + apart] = narrow<Number>(product(y, cosine) + product(x, sine));
   }
   const int64_t rotated = 2 * by.half;
   std::memcpy(out + rotated, head + rotated, (by.head_size - rotated) * sizeof(Number));
@@ -71,12 +86,14 @@ Tensor rotated(const Tensor& positions, const Tensor& x, const Tensor& angles,
     const auto* source = static_cast<const Number*>(x.data_ptr());
     const auto* table = static_cast<const Number*>(angles.data_ptr());
     auto* out = static_cast<Number*>(result.data_ptr());
-    for (int64_t t = 0; t < tokens; ++t) {
-      for (int64_t column = 0; column < columns; column += by.head_size) {
-        rotate(source + t * stride + column, table + places[t] * 2 * by.half, by,
-               out + t * columns + column);
+    for_rows(tokens, columns, [&](int64_t first, int64_t last) {
+      for (int64_t t = first; t < last; ++t) {
+        for (int64_t column = 0; column < columns; column += by.head_size) {
+          rotate(source + t * stride + column, table + places[t] * 2 * by.half, by,
+                 out + t * columns + column);
+        }
       }
-    }
+    });
   });
   return result;
 }
@@ -120,14 +137,30 @@ void check_rows(const char* op, const Tensor& x) {
   check_contiguous(op, "x", x);
 }
 
+template <typename Number>
+VLLM_FORK_WITH_VECTORS void square(const Number* x, int64_t count, float* out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = widen(x[i]) * widen(x[i]);
+}
+
+template <typename Number>
+VLLM_FORK_WITH_VECTORS void scale(const Number* x, const Number* weight, int64_t count,
+                                  float factor, Number* out) {
+  for (int64_t i = 0; i < count; ++i) {
+    const Number normed = narrow<Number>(widen(x[i]) * factor);
+    out[i] = narrow<Number>(widen(weight[i]) * widen(normed));
+  }
+}
+
 Tensor wide_squares(Tensor x) {
   check_rows(kSquares, x);
   Tensor result = torch::stable::new_empty(x, {x.size(0), x.size(1)}, ScalarType::Float);
-  const int64_t count = x.size(0) * x.size(1);
+  const int64_t columns = x.size(1);
   with_16_bits(x, [&](auto number) {
     const auto* source = static_cast<const decltype(number)*>(x.data_ptr());
     auto* out = result.mutable_data_ptr<float>();
-    for (int64_t i = 0; i < count; ++i) out[i] = widen(source[i]) * widen(source[i]);
+    for_rows(x.size(0), columns, [&](int64_t first, int64_t last) {
+      square(source + first * columns, (last - first) * columns, out + first * columns);
+    });
   });
   return result;
 }
@@ -150,13 +183,12 @@ Tensor scale_rounded(Tensor x, Tensor mean_squares, Tensor weight, double epsilo
     const auto* source = static_cast<const Number*>(x.data_ptr());
     const auto* factors = static_cast<const Number*>(weight.data_ptr());
     auto* out = static_cast<Number*>(result.data_ptr());
-    for (int64_t row = 0; row < rows; ++row) {
-      const float factor = 1.0f / std::sqrt(means[row] + static_cast<float>(epsilon));
-      for (int64_t i = row * columns, k = 0; k < columns; ++i, ++k) {
-        const Number normed = narrow<Number>(widen(source[i]) * factor);
-        out[i] = narrow<Number>(widen(factors[k]) * widen(normed));
+    for_rows(rows, columns, [&](int64_t first, int64_t last) {
+      for (int64_t row = first; row < last; ++row) {
+        const float factor = 1.0f / std::sqrt(means[row] + static_cast<float>(epsilon));
+        scale(source + row * columns, factors, columns, factor, out + row * columns);
       }
-    }
+    });
   });
   return result;
 }
@@ -196,16 +228,18 @@ void append_to_pages(Tensor pages, Tensor key, Tensor value, Tensor slots) {
     check(-1 <= places[t] && places[t] < pages.size(0) * block_size, kAppend, ": slots[", t,
           "] is ", places[t], ", and pages have ", pages.size(0) * block_size, ".");
   }
-  for (int64_t t = 0; t < tokens; ++t) {
-    if (places[t] < 0) continue;  // of a token that is none
-    const int64_t place = places[t] / block_size * page + places[t] % block_size * token;
-    for (int64_t head = 0; head < heads; ++head) {
-      char* own = target + (place + head * of_a_head) * bytes;
-      std::memcpy(own, keys + (t * key_row + head * key_head) * bytes, key_bytes);
-      std::memcpy(own + key_bytes, values + (t * value_row + head * value_head) * bytes,
-                  value_bytes);
+  for_rows(tokens, heads * pages.size(3), [&](int64_t first, int64_t last) {
+    for (int64_t t = first; t < last; ++t) {
+      if (places[t] < 0) continue;  // of a token that is none
+      const int64_t place = places[t] / block_size * page + places[t] % block_size * token;
+      for (int64_t head = 0; head < heads; ++head) {
+        char* own = target + (place + head * of_a_head) * bytes;
+        std::memcpy(own, keys + (t * key_row + head * key_head) * bytes, key_bytes);
+        std::memcpy(own + key_bytes, values + (t * value_row + head * value_head) * bytes,
+                    value_bytes);
+      }
     }
-  }
+  });
 }
 
 }  // namespace

@@ -188,7 +188,7 @@ def test_blocks_of_weights_are_for_the_caches_of_a_cpu(
     with emulated_gpu():
         if device == GPU:
             layer, rows = to_gpu(layer), rows.to(GPU)
-        monkeypatch.setattr(single_row_products, "_cancelling", lambda _: (layer, rows))
+        monkeypatch.setattr(single_row_products, "cancelling_rows", lambda _: (layer, rows))
         monkeypatch.setattr(single_row_products, "_order", lambda *_: None)
         monkeypatch.setattr(
             single_row_products, "same_bits", lambda a, b: a.shape == b.shape and len(a) == 1

@@ -45,6 +45,23 @@ def test_rows_of_a_step(
     assert torch.equal(found, alone(FUNCTIONS[name], x))
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("size", [64, 1536, 1600, 40000])
+def test_parts_have_all_rows_and_no_remainder(
+    size: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(activations, "step_runs", lambda _: runs_of(STARTS))
+    parts = list(activations._parts(STARTS[-1], size))
+    assert [begin for begin, _ in parts] == [0, *(end for _, end in parts[:-1])]
+    assert parts[-1][1] == STARTS[-1]
+    alone = set(pairwise(STARTS))
+    for begin, end in set(parts) - alone:
+        assert activations._is_all_vectors(end - begin, size)
+    if size == 1536 and threads < 3:
+        assert parts == [(0, STARTS[-1])]
+
+
 def test_rows_together_would_have_other_bits() -> None:
     """So that the test above can fail; how many differ depends on the CPU."""
     differing = sum(

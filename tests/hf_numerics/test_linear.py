@@ -13,8 +13,13 @@ from transformers.pytorch_utils import Conv1D
 
 from vllm.hf_numerics import linear
 from vllm.hf_numerics.linear import HFConv1DMethod, linear_by_request, side_by_side
+from vllm.hf_numerics.prompts_together import Layout, counts_of_layout
 from vllm.hf_numerics.requests import runs_of
 from vllm.hf_numerics.single_row_products import RowPlan
+
+
+def layout_of(weight: torch.Tensor) -> Layout:
+    return weight.shape, weight.stride(), weight.dtype, weight.device
 
 
 @pytest.mark.parametrize(
@@ -48,8 +53,11 @@ def test_each_request_gets_the_bits_it_has_alone(
         rows.append(len(x))
         return functional.linear(x, weight, bias)
 
-    ours = linear_by_request(linear.rows_apart(layer), x, weight, bias, whole)
-    assert rows == [17, 33]  # some CPUs' kernels would hide it
+    ways = linear.together(linear.rows_apart(layer), whole, [weight])
+    ours = linear_by_request(ways, x, weight, bias)
+    counts = counts_of_layout(layout_of(weight), True, torch.nn.Linear)
+    may_be_together = all(counts.has_the_order(n) for n in (17, 33, 50))
+    assert rows == ([50] if may_be_together else [17, 33])
     parts = [x[begin:end] for begin, end in pairwise(starts)]
     alone = torch.cat([functional.linear(part, weight, bias) for part in parts])
     assert torch.equal(ours, alone)
@@ -116,6 +124,6 @@ def test_rows_outside_of_a_step_are_one_matrix() -> None:
     generator = torch.Generator().manual_seed(0)
     weight, x = (torch.randn(s, generator=generator).bfloat16() for s in ((8, 64), (2, 3, 64)))
     by_row: Any = None
-    ours = linear_by_request(by_row, x, weight, None)
+    ours = linear_by_request(linear.together(by_row, functional.linear, [weight]), x, weight, None)
     assert ours.shape == (2, 3, 8)
     assert torch.equal(ours.view(6, 8), functional.linear(x.view(6, 64), weight))

@@ -1,7 +1,7 @@
 """What ``hf_compat`` does around products in 16 bits on CPUs, each as one operator.
 
-PyTorch's own operators are as good for many tokens; for few they take most of a step's time, since
-each has to be called.
+PyTorch has several for each: for few tokens it takes most of a step's time to call them, and for
+many each of them reads and writes all of it.
 """
 
 import torch
@@ -10,7 +10,6 @@ from . import library
 
 __all__ = ["append_to_pages", "has_rounded_layers", "rms_norm_rounded", "rotate_rounded"]
 
-_FEW = 1 << 16  # elements
 _has_operators = library.load()
 
 if _has_operators:
@@ -42,10 +41,9 @@ if _has_operators:
 
 
 def has_rounded_layers(x: torch.Tensor) -> bool:
-    """Whether the operators take rows, and are faster than PyTorch's, which share work out."""
+    """Whether the operators take rows."""
     return (
         _has_operators
-        and x.numel() <= _FEW
         and x.dim() == 2
         and x.device.type == "cpu"
         and x.dtype in (torch.bfloat16, torch.float16)

@@ -2,18 +2,19 @@
 
 PyTorch's vector loops round an element by where it lies: the remainder of a row, and of what each
 thread has of a large tensor, goes through other code. So the halves of a gated activation, which
-Hugging Face has in tensors of their own, are made contiguous first, a prompt is computed alone, and
-single tokens in groups that are no more than one thread's.
+Hugging Face has in tensors of their own, are made contiguous first. What has no remainder alone is
+computed together with others, in numbers of rows that have none either; another prompt by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import groupby
 
 import torch
 from torch.nn import functional
 
-from vllm.hf_numerics.requests import step_runs
+from vllm.hf_numerics.requests import Run, step_runs
 from vllm.model_executor.layers.activation import GeluAndMul, MulAndSilu, SiluAndMul
 
 _GRAIN = 32768
@@ -41,11 +42,42 @@ def by_request(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> 
 
 def _parts(num_rows: int, size: int) -> Iterator[tuple[int, int]]:
     """Yield first row and end of what is computed at once."""
-    together = max(1, (_GRAIN - 1) // size) if size % _VECTOR == 0 else 1
-    for is_single, begin, end in step_runs(num_rows):
-        step = together if is_single else end - begin
-        for first in range(begin, end, step):
-            yield first, min(first + step, end)
+
+    def has_no_remainder(run: Run) -> bool:
+        is_single, begin, end = run
+        return _is_all_vectors(1 if is_single else end - begin, size)
+
+    for may_be_together, group in groupby(step_runs(num_rows), has_no_remainder):
+        members = list(group)
+        if may_be_together:
+            yield from _cuts(members[0][1], members[-1][2], size)
+            continue
+        for is_single, begin, end in members:
+            step = 1 if is_single else end - begin
+            yield from ((first, first + step) for first in range(begin, end, step))
+
+
+def _cuts(begin: int, end: int, size: int) -> Iterator[tuple[int, int]]:
+    """Cut rows, each of which may be computed with any others, so that there is no remainder."""
+    while begin < end:
+        sizes = range(end - begin, 0, -1)
+        step = next(n for n in sizes if _is_all_vectors(n, size))
+        yield begin, begin + step
+        begin += step
+
+
+def _is_all_vectors(num_rows: int, size: int) -> bool:
+    """Whether vector loops compute all of so many rows, on each thread.
+
+    Source: ``at::parallel_for``, which gives each thread the same number of elements.
+    """
+    if size % _VECTOR != 0:
+        return False
+    elements = num_rows * size
+    if elements <= _GRAIN:
+        return True
+    threads = min(torch.get_num_threads(), -(-elements // _GRAIN))
+    return -(-elements // threads) % _VECTOR == 0
 
 
 def forward_silu_and_mul(layer: SiluAndMul, x: torch.Tensor) -> torch.Tensor:

@@ -17,8 +17,9 @@ from transformers.pytorch_utils import Conv1D
 
 from vllm.fork.live_weights.packed import ReadsWeights
 from vllm.fork_ops import row_products
+from vllm.hf_numerics.prompts_together import PromptsTogether, RowCounts, counts_of_layout
 from vllm.hf_numerics.requests import step_runs
-from vllm.hf_numerics.single_row_products import Product, RowPlan, RowsApart, conv1d
+from vllm.hf_numerics.single_row_products import LayerType, Product, RowPlan, RowsApart, conv1d
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     UnquantizedEmbeddingMethod,
@@ -42,7 +43,9 @@ class HFLinearMethod(ReadsWeights, UnquantizedLinearMethod):
         elif _keeps_one_product(layer):
             layer.cpu_linear = functional.linear
         else:
-            layer.cpu_linear = partial(linear_by_request, rows_apart(layer))
+            layer.cpu_linear = partial(
+                linear_by_request, together(rows_apart(layer), functional.linear, [layer.weight])
+            )
 
 
 class HFConv1DMethod(ReadsWeights, UnquantizedLinearMethod):
@@ -58,10 +61,12 @@ class HFConv1DMethod(ReadsWeights, UnquantizedLinearMethod):
         layer.weight.data = stored.T
         by_row = RowsApart(RowPlan.of_weight(stored, has_bias=True, kind=Conv1D), conv1d)
 
+        ways = together(by_row, conv1d, [stored], Conv1D)
+
         def product(
             x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
         ) -> torch.Tensor:
-            return linear_by_request(by_row, x, weight.T, bias, whole=conv1d)
+            return linear_by_request(ways, x, weight.T, bias)
 
         layer.cpu_linear = product
 
@@ -146,38 +151,50 @@ def side_by_side(parts: list[Any], sizes: list[int]) -> Product | None:
     def rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return row_products(x, weight, bias, order)
 
-    return partial(linear_by_request, rows, whole=whole)
+    return partial(linear_by_request, together(rows, whole, [part.weight for part in parts]))
 
 
-def linear_by_request(
-    by_row: Product,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    whole: Product = functional.linear,
-) -> torch.Tensor:
-    """Multiply the rows of each request's prompt together, and those of other requests singly.
+def together(
+    by_row: Product, whole: Product, weights: list[torch.Tensor], kind: LayerType = nn.Linear
+) -> PromptsTogether:
+    """Return how the rows of a step are multiplied.
 
     Args:
         by_row: multiplies rows with the bits that each has alone.
+        whole: multiplies a prompt.
+        weights: with which it does.
+        kind: of layer that Transformers has for them.
+    """
+    layouts = [(one.shape, one.stride(), one.dtype, one.device) for one in weights]
+
+    def counts(has_bias: bool) -> list[RowCounts]:
+        return [counts_of_layout(layout, has_bias, kind) for layout in layouts]
+
+    return PromptsTogether(by_row, whole, counts)
+
+
+def linear_by_request(
+    ways: PromptsTogether, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Multiply the rows of each prompt with the bits that it has alone, and other rows likewise.
+
+    Args:
+        ways: to multiply.
         x: [..., in_features], the tokens of a step, or rows that are no step's.
         weight: [out_features, in_features].
         bias: [out_features] or None.
-        whole: multiplies a prompt.
 
     Returns:
         [..., out_features].
     """
     rows = x if x.dim() == 2 else x.flatten(0, -2)
-    runs = step_runs(rows.shape[0])
+    parts = ways.parts(step_runs(rows.shape[0]), bias is not None)
     # vLLM's parameters have Python called for each operator that they are given to.
     with torch._C.DisableTorchFunctionSubclass():
-        if len(runs) == 1:
-            product = (by_row if runs[0][0] else whole)(rows, weight, bias)
+        if len(parts) == 1:
+            product = parts[0][0](rows, weight, bias)
         else:
-            products = [
-                (by_row if is_single else whole)(rows[begin:end], weight, bias)
-                for is_single, begin, end in runs
-            ]
-            product = torch.cat(products)
+            product = torch.cat(
+                [multiply(rows[begin:end], weight, bias) for multiply, begin, end in parts]
+            )
     return product if x.dim() == 2 else product.view(*x.shape[:-1], -1)

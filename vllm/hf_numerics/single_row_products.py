@@ -134,7 +134,7 @@ class RowPlan:
     """
 
     def __init__(self, layer: nn.Linear | Conv1D) -> None:
-        probe, rows = _cancelling(layer)
+        probe, rows = cancelling_rows(layer)
         alone = torch.cat([probe(row) for row in rows.split(1)])
         self.sizes: list[int] = []
         self.block_height = 0
@@ -167,6 +167,18 @@ def _plan_of_layout(
     has_bias: bool,
     kind: LayerType,
 ) -> RowPlan:
+    return RowPlan(layer_of_layout(shape, stride, dtype, device, has_bias, kind))
+
+
+def layer_of_layout(
+    shape: torch.Size,
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    has_bias: bool,
+    kind: LayerType,
+) -> Any:
+    """Return a layer of a kind with a weight like that: it holds anything."""
     layer: Any
     with torch.device("meta"):  # its own weights would be drawn at random
         arguments = {} if kind is Conv1D else {"bias": has_bias}
@@ -175,10 +187,10 @@ def _plan_of_layout(
     layer.weight = nn.Parameter(weight, requires_grad=False)
     if layer.bias is not None:
         layer.bias = nn.Parameter(torch.randn(layer.bias.shape).to(weight), requires_grad=False)
-    return RowPlan(layer)
+    return layer
 
 
-def _cancelling(layer: nn.Linear | Conv1D) -> tuple[Any, torch.Tensor]:
+def cancelling_rows(layer: nn.Linear | Conv1D) -> tuple[Any, torch.Tensor]:
     """Return a layer of the same shape, and rows [32, 1, in_features] whose products are nothing
     but rounding: each term comes twice, at different places, with both signs. Terms have all
     magnitudes, for in float32 a few products of 16 bits of one magnitude add up without rounding.
