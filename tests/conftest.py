@@ -73,10 +73,22 @@ def engine() -> Iterator[LLM]:
 
 @pytest.fixture(scope="session")
 def emulated_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The CUDA ops for tensors on the CPU, loaded; compiling them takes a minute."""
-    from tests.emulated_gpu.library import load_emulated_ops
+    """The CUDA ops for tensors on the CPU, loaded; compiling them takes a minute, once for all
+    processes of a run."""
+    import torch
+    from filelock import FileLock
 
-    return load_emulated_ops(tmp_path_factory.mktemp("emulated"))
+    from tests.emulated_gpu.library import compiled_emulated_ops
+
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    folder = folder / "emulated_ops"
+    folder.mkdir(exist_ok=True)
+    with FileLock(folder / "lock"):
+        library = compiled_emulated_ops(folder)
+    torch.ops.load_library(str(library))
+    return library
 
 
 @pytest.fixture(scope="session")

@@ -4,51 +4,17 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <optional>
 #include <vector>
 
 #include "bindings/checks.h"
+#include "bindings/sdpa_cpu.h"
 #include "cpu/isa.h"
 
 namespace vllm_fork {
 namespace {
-
-// PyTorch's own function, called through the dispatcher: its bits are what is wanted.
-Tensor sdpa(const Tensor& query, const Tensor& key, const Tensor& value,
-            std::optional<double> scale, bool enable_gqa) {
-  using torch::stable::detail::from;
-  constexpr double dropout_p = 0.0;
-  constexpr bool is_causal = false;
-  std::array<StableIValue, 8> stack{
-      from(query),     from(key),       from(value), from(std::nullopt),
-      from(dropout_p), from(is_causal), from(scale), from(enable_gqa)};
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::scaled_dot_product_attention", "",
-                                               stack.data(), TORCH_ABI_VERSION));
-  return torch::stable::detail::to<Tensor>(stack[0]);
-}
-
-// Copies the columns from `column` on of one request's pages into target [1, heads, tokens, size].
-void gather(const Tensor& pages, const int32_t* blocks, int64_t start, int64_t column,
-            Tensor& target) {
-  const int64_t heads = target.size(1);
-  const int64_t tokens = target.size(2);
-  const int64_t block_size = pages.size(2);
-  const int64_t bytes = static_cast<int64_t>(pages.element_size());
-  const int64_t row = target.size(3) * bytes;
-  const auto* source = static_cast<const char*>(pages.data_ptr()) + column * bytes;
-  auto* out = static_cast<char*>(target.data_ptr());
-  for (int64_t head = 0; head < heads; ++head) {
-    for (int64_t i = start; i < start + tokens; ++i) {
-      const int64_t place = blocks[i / block_size] * pages.stride(0) + head * pages.stride(1) +
-                            i % block_size * pages.stride(2);
-      std::memcpy(out, source + place * bytes, row);
-      out += row;
-    }
-  }
-}
 
 // Where the keys of a request's tokens [first, last) are, and its values `size` further on.
 struct TokenPlaces {
@@ -133,7 +99,7 @@ Tensor paged_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor starts, Tens
       gather(pages, own, first[i], key_size, value);
       Tensor one = query;
       one = torch::stable::narrow(one, 0, i, 1);
-      const Tensor attended = sdpa(one, key, value, scale, enable_gqa);
+      const Tensor attended = sdpa(one, key, value, scale, false, enable_gqa);
       const auto* source = static_cast<const char*>(attended.data_ptr());
       const int64_t stride = attended.stride(1) * static_cast<int64_t>(query.element_size());
       for (int64_t head = 0; head < heads; ++head) {

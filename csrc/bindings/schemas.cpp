@@ -16,6 +16,9 @@ STABLE_TORCH_LIBRARY(vllm_fork, library) {
       "int key_size, float? scale, bool enable_gqa, bool thread_per_request, bool in_one) -> Tensor");
   library.def("has_token_attention() -> bool");
   library.def(
+      "prompt_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor spans, int key_size, "
+      "float? scale, bool enable_gqa, Tensor(a!) result) -> ()");
+  library.def(
       "rotate_rounded(Tensor positions, Tensor query, Tensor key, Tensor cos_sin, int head_size, "
       "bool is_neox) -> (Tensor, Tensor)");
   library.def("wide_squares(Tensor x) -> Tensor");

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "emulation/cuda_on_host.h"
+#include "emulation/dot_on_host.h"
 
 namespace vllm_fork {
 
@@ -25,11 +26,11 @@ struct LeftWords {
   WarpgroupWords lanes[kWarpThreads];
   bool is_signed;
 
-  // Row `row` of the warp's 16, channel k of 32.
-  int number(int row, int k) const {
-    const uint32_t word = lanes[row % 8 * 4 + k % 16 / 4].words[row / 8 + k / 16 * 2];
-    const auto byte = static_cast<uint8_t>(word >> (k % 4 * 8));
-    return is_signed ? static_cast<int8_t>(byte) : static_cast<int>(byte);
+  // Row `row` of the warp's 16.
+  void read(int row, int8_t (&bytes)[kStepBytes]) const {
+    for (int i = 0; i < kStepBytes / 4; ++i) {
+      std::memcpy(bytes + 4 * i, &lanes[row % 8 * 4 + i % 4].words[row / 8 + i / 4 * 2], 4);
+    }
   }
 };
 
@@ -40,13 +41,15 @@ inline LeftWords left_words(const uint32_t (&a)[4], bool is_signed, const Place&
   return left;
 }
 
-// Byte k of a row of matrices, by the fields that say where they lie.
-inline int number_at(uint64_t matrices, int row, int k) {
+// A row of matrices, by the fields that say where they lie.
+inline void read_row(uint64_t matrices, int row, int8_t (&bytes)[kStepBytes]) {
   const auto field = [matrices](int bit) { return (matrices >> bit & 0x3fff) << 4; };
-  const uint64_t at = field(0) + k / 16 * field(16) + row / 8 * field(32) + row % 8 * 16 + k % 16;
   Block& block = *Block::current_block;
-  if (at >= block.dynamic_bytes()) block.fail("A product is of what is beside shared memory.");
-  return static_cast<int8_t>(block.dynamic_memory()[at]);
+  for (int half = 0; half < 2; ++half) {
+    const uint64_t at = field(0) + half * field(16) + row / 8 * field(32) + row % 8 * 16;
+    if (at + 16 > block.dynamic_bytes()) block.fail("A product is of what is beside shared memory.");
+    std::memcpy(bytes + 16 * half, block.dynamic_memory() + at, 16);
+  }
 }
 
 using Product = std::function<void()>;
@@ -69,20 +72,25 @@ inline Products& own_products() {
 }
 
 // sums (+)= left * right of 32 channels, for the lane's part of the warp's 16 rows and kTiles times 8
-// columns; left.number(row, k) is of the warp's rows.
+// columns; left.read(row, bytes) is of the warp's rows, whose bytes may have no sign.
 template <int kTiles, typename Left>
 void ask_for_product(int32_t (&sums)[kTiles][4], const Left& left, uint64_t right, bool adds) {
   needs.warpgroups = true;
   const int own = lane();
   own_products().started.push_back([&sums, left, right, adds, own] {
+    int8_t rows[2][kStepBytes];
+    for (int r = 0; r < 2; ++r) left.read(own / 4 + 8 * r, rows[r]);
     for (int tile = 0; tile < kTiles; ++tile) {
-      for (int i = 0; i < 4; ++i) {
-        int32_t sum = adds ? sums[tile][i] : 0;
-        for (int k = 0; k < 32; ++k) {
-          sum += left.number(own / 4 + i / 2 * 8, k) *
-                 number_at(right, tile * 8 + own % 4 * 2 + i % 2, k);
+      for (int column = 0; column < 2; ++column) {
+        int8_t bytes[kStepBytes];
+        read_row(right, tile * 8 + own % 4 * 2 + column, bytes);
+        for (int r = 0; r < 2; ++r) {
+          int32_t& sum = sums[tile][2 * r + column];
+          const int32_t product =
+              left.is_signed ? dot_of_step(rows[r], bytes)
+                             : dot_of_step(reinterpret_cast<const uint8_t*>(rows[r]), bytes);
+          sum = (adds ? sum : 0) + product;
         }
-        sums[tile][i] = sum;
       }
     }
   });

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import torch
 from torch.utils.cpp_extension import include_paths, library_paths
 
 HERE = Path(__file__).parent
@@ -55,15 +54,18 @@ _OPTIONS = (
 )
 
 
-def load_emulated_ops(folder: Path) -> Path:
-    """Compile the ops, two files at a time, and register them.
+def compiled_emulated_ops(folder: Path) -> Path:
+    """Compile the ops, two files at a time, unless the folder has them.
 
     Args:
-        folder: for what is compiled.
+        folder: for what is compiled, of this run of tests alone.
 
     Returns:
-        The library.
+        The library, which registers them when it is loaded.
     """
+    library = folder / "emulated_ops.so"
+    if library.exists():
+        return library
     waiting = list(_SOURCES)
     running: list[subprocess.Popen[str]] = []
     while waiting or running:
@@ -71,12 +73,11 @@ def load_emulated_ops(folder: Path) -> Path:
             running.append(_compile(waiting.pop(), folder))
         else:
             _finish(running.pop(0))
-    library = folder / "emulated_ops.so"
+    made = folder / "unfinished.so"
     objects = [str(_object(source, folder)) for source in _SOURCES]
     libraries = [f"-L{library_paths()[0]}", "-ltorch_cpu", "-lc10"]
-    _finish(_start("-shared", *objects, "-o", str(library), *libraries))
-    torch.ops.load_library(str(library))
-    return library
+    _finish(_start("-shared", *objects, "-o", str(made), *libraries))
+    return made.rename(library)
 
 
 def _object(source: str, folder: Path) -> Path:

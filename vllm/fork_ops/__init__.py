@@ -5,6 +5,7 @@ Importing this package loads the library and needs torch only, none of the engin
 * :mod:`.seen_tokens` - the tokens that a request has seen, and the repetition penalty on them.
 * :mod:`.multinomial` - sampling on CPU with a generator for each request.
 * :mod:`.paged_sdpa` - attention of single tokens to keys and values in pages on CPU.
+* :mod:`.prompt_sdpa` - attention in prompts, likewise.
 * :mod:`.row_products` - products of single rows with a weight on CPU.
 * :mod:`.rounded_layers` - norms, rotary embeddings and the cache's keys and values, in 16 bits on
   CPU.
@@ -20,6 +21,7 @@ Importing this package loads the library and needs torch only, none of the engin
 from .mt19937 import random_state, seeded_state
 from .multinomial import draw_tokens
 from .paged_sdpa import has_paged_sdpa, has_token_attention, paged_sdpa
+from .prompt_sdpa import prompt_sdpa
 from .rounded_layers import (
     append_to_pages,
     has_rounded_layers,
@@ -47,6 +49,7 @@ __all__ = [
     "mark_seen_tokens",
     "num_mask_words",
     "paged_sdpa",
+    "prompt_sdpa",
     "random_state",
     "rms_norm_rounded",
     "rotate_rounded",

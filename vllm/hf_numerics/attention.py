@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from vllm.fork_ops import append_to_pages, has_paged_sdpa
+from vllm.fork_ops import append_to_pages, has_paged_sdpa, prompt_sdpa
 from vllm.hf_numerics.paged_attention import attend_in_pages
-from vllm.hf_numerics.requests import pieces_of
+from vllm.hf_numerics.requests import Pieces, pieces_of
 from vllm.hf_numerics.single_tokens import SingleTokens, single_tokens_of
 from vllm.v1.attention.backend import AttentionLayer, AttentionType
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl, CPUAttentionMetadata
@@ -96,12 +96,32 @@ class HFAttentionImpl(CPUAttentionBackendImpl):
         if single is not None:
             output[single.rows] = self._attend_single(query[single.rows], kv_cache, single, scale)
         pieces = pieces_of(attn_metadata)
+        if self._has_operator and not pieces.several:
+            return output
+        if self._has_operator and self._needs_no_mask(pieces):
+            prompt_sdpa(
+                query,
+                kv_cache,
+                attn_metadata.block_table,
+                pieces.spans_of_several,
+                output,
+                key_size=self.head_size,
+                scale=scale,
+                enable_gqa=self.num_heads != self.num_kv_heads,
+            )
+            return output
         for piece, begin, end in pieces.several if self._has_operator else pieces.spans:
             length, request = int(pieces.seq_lens[piece]), int(pieces.requests[piece])
             blocks = attn_metadata.block_table[request, : -(-length // kv_cache.size(2))]
             keys_values = kv_cache[blocks].transpose(0, 1).flatten(1, 2)[:, :length]
             output[begin:end] = self._attend(query[begin:end], keys_values, scale)
         return output
+
+    def _needs_no_mask(self, pieces: Pieces) -> bool:
+        """Whether all prompts of a step fit into the window: see `_mask`."""
+        return self.sliding_window <= 0 or all(
+            int(pieces.seq_lens[piece]) < self.sliding_window for piece, _, _ in pieces.several
+        )
 
     def _attend_single(
         self, query: torch.Tensor, kv_cache: torch.Tensor, single: SingleTokens, scale: float

@@ -151,11 +151,16 @@ def side_by_side(parts: list[Any], sizes: list[int]) -> Product | None:
     def rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return row_products(x, weight, bias, order)
 
-    return partial(linear_by_request, together(rows, whole, [part.weight for part in parts]))
+    weights = [part.weight for part in parts]
+    return partial(linear_by_request, together(rows, whole, weights, parts=tuple(sizes)))
 
 
 def together(
-    by_row: Product, whole: Product, weights: list[torch.Tensor], kind: LayerType = nn.Linear
+    by_row: Product,
+    whole: Product,
+    weights: list[torch.Tensor],
+    kind: LayerType = nn.Linear,
+    parts: tuple[int, ...] = (),
 ) -> PromptsTogether:
     """Return how the rows of a step are multiplied.
 
@@ -164,13 +169,22 @@ def together(
         whole: multiplies a prompt.
         weights: with which it does.
         kind: of layer that Transformers has for them.
+        parts: rows of each weight, if they are parts of one that `whole` is given.
     """
     layouts = [(one.shape, one.stride(), one.dtype, one.device) for one in weights]
 
     def counts(has_bias: bool) -> list[RowCounts]:
         return [counts_of_layout(layout, has_bias, kind) for layout in layouts]
 
-    return PromptsTogether(by_row, whole, counts)
+    if not parts:
+        return PromptsTogether(by_row, whole, counts)
+    (_, width), *others = layouts[0]
+    fused = (torch.Size((sum(parts), width)), *others)
+
+    def counts_of_fused(has_bias: bool) -> RowCounts:
+        return counts_of_layout(fused, has_bias, kind, parts)
+
+    return PromptsTogether(by_row, whole, counts, (functional.linear, counts_of_fused))
 
 
 def linear_by_request(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 import torch
+from torch.nn import functional
 
 from vllm.hf_numerics.requests import Run
 from vllm.hf_numerics.single_row_products import (
@@ -61,13 +62,26 @@ class RowCounts:
         layout: of the weight.
         has_bias: whether the layer has one.
         kind: of layer.
+        parts: outputs of each of the layers that Hugging Face has instead of the one; products
+            with the whole have to be theirs.
     """
 
-    def __init__(self, layout: Layout, has_bias: bool, kind: LayerType) -> None:
+    def __init__(
+        self, layout: Layout, has_bias: bool, kind: LayerType, parts: tuple[int, ...] = ()
+    ) -> None:
         self._known: dict[int, bool] = {}
         self._probe, rows = cancelling_rows(layer_of_layout(*layout, has_bias, kind))
         self._rows = rows[:, 0]
-        self._products = self._probe(self._rows)
+        self._products = self._by_parts(parts) if parts else self._probe(self._rows)
+
+    def _by_parts(self, parts: tuple[int, ...]) -> torch.Tensor:
+        """Return the products of a few rows with each part of the weight alone."""
+        weights = self._probe.weight.split(parts)
+        biases = [None] * len(parts)
+        if self._probe.bias is not None:
+            biases = self._probe.bias.split(parts)
+        pairs = zip(weights, biases, strict=True)
+        return torch.cat([functional.linear(self._rows, *pair) for pair in pairs], dim=-1)
 
     def has_the_order(self, num_rows: int) -> bool:
         """Whether so many rows, at least two, have each the bits that it has among a few."""
@@ -82,9 +96,11 @@ class RowCounts:
 
 
 @functools.cache
-def counts_of_layout(layout: Layout, has_bias: bool, kind: LayerType) -> RowCounts:
+def counts_of_layout(
+    layout: Layout, has_bias: bool, kind: LayerType, parts: tuple[int, ...] = ()
+) -> RowCounts:
     """Return what is known of a shape of layer, for all layers that have it: see `RowCounts`."""
-    return RowCounts(layout, has_bias, kind)
+    return RowCounts(layout, has_bias, kind, parts)
 
 
 class PromptsTogether:
@@ -95,14 +111,20 @@ class PromptsTogether:
         whole: multiplies a prompt.
         counts: return, with and without a bias, what is known of the weights that `whole`
             multiplies with.
+        fused: what multiplies with all of these weights at once, and what is known of that.
     """
 
     def __init__(
-        self, by_row: Product, whole: Product, counts: Callable[[bool], Sequence[RowCounts]]
+        self,
+        by_row: Product,
+        whole: Product,
+        counts: Callable[[bool], Sequence[RowCounts]],
+        fused: tuple[Product, Callable[[bool], RowCounts]] | None = None,
     ) -> None:
         self._by_row = by_row
         self._whole = whole
         self._counts = functools.cache(counts)
+        self._fused = fused
         self._last: tuple[tuple[Run, ...], bool, list[Part]] | None = None
 
     def parts(self, runs: tuple[Run, ...], has_bias: bool) -> list[Part]:
@@ -117,7 +139,8 @@ class PromptsTogether:
         parts: list[Part] = []
         for is_short, group in groupby(runs, lambda run: not run[0] and run[2] - run[1] <= LONGEST):
             members = list(group)
-            joined = self._joined(members, has_bias) if is_short and len(members) > 1 else None
+            may_be_joined = is_short and (len(members) > 1 or self._fused is not None)
+            joined = self._joined(members, has_bias) if may_be_joined else None
             parts.extend(joined or (self._alone(run) for run in members))
         self._last = runs, has_bias, parts
         return parts
@@ -131,12 +154,16 @@ class PromptsTogether:
         begin, end = prompts[0][1], prompts[-1][2]
         sizes = sizes_together(end - begin)
         lengths = {last - first for _, first, last in prompts}
-        if not all(
-            counts.has_the_order(n) for counts in self._counts(has_bias) for n in lengths | {*sizes}
-        ):
+        known = self._counts(has_bias)
+        if not all(counts.has_the_order(n) for counts in known for n in lengths):
+            return None
+        multiply = self._whole
+        if self._fused is not None and all(map(self._fused[1](has_bias).has_the_order, sizes)):
+            multiply = self._fused[0]
+        elif not all(counts.has_the_order(n) for counts in known for n in sizes):
             return None
         parts: list[Part] = []
         for size in sizes:
-            parts.append((self._whole, begin, begin + size))
+            parts.append((multiply, begin, begin + size))
             begin += size
         return parts

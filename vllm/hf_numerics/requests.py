@@ -56,6 +56,15 @@ class Pieces:
         return [span for span in self.spans if span[2] - span[1] > 1]
 
     @functools.cached_property
+    def spans_of_several(self) -> torch.Tensor:
+        """`several` as int64 [n, 4]: first row and end, request, tokens that the last row sees."""
+        found = [
+            (begin, end, int(self.requests[piece]), int(self.seq_lens[piece]))
+            for piece, begin, end in self.several
+        ]
+        return torch.tensor(found, dtype=torch.int64).view(-1, 4)
+
+    @functools.cached_property
     def runs(self) -> tuple[Run, ...]:
         """See `runs_of`."""
         return runs_of(self.first_rows)

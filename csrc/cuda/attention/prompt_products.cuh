@@ -23,10 +23,11 @@ namespace vllm_fork {
 namespace emulation {
 
 struct LeftMatrices {
+  static constexpr bool is_signed = true;
   uint64_t place;
   int first_row;  // of the warp
 
-  int number(int row, int k) const { return number_at(place, first_row + row, k); }
+  void read(int row, int8_t (&bytes)[kStepBytes]) const { read_row(place, first_row + row, bytes); }
 };
 
 }  // namespace emulation

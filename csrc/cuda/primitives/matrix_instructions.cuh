@@ -7,6 +7,7 @@
 
 #if defined(VLLM_FORK_EMULATE_CUDA)
 #include "emulation/bfloat16_on_host.h"
+#include "emulation/dot_on_host.h"
 #endif
 
 namespace vllm_fork {
@@ -31,26 +32,21 @@ struct Fragments {
 
 #if defined(VLLM_FORK_EMULATE_CUDA)
 
-inline int32_t dot_of_words(uint32_t a, uint32_t b) {
-  int32_t sum = 0;
-  for (int i = 0; i < 32; i += 8) {
-    sum += static_cast<int8_t>(a >> i) * static_cast<int8_t>(b >> i);
-  }
-  return sum;
-}
-
 inline void multiply_add(int32_t (&sums)[4], const Fragments& own) {
   const Fragments* lanes = emulation::exchange(own);
   const int row = emulation::lane() / 4;
   const int column = emulation::lane() % 4 * 2;
-  for (int i = 0; i < 4; ++i) {
-    for (int q = 0; q < 4; ++q) {
-      const Fragments& left = lanes[row * 4 + q];
-      const Fragments& right = lanes[(column + i % 2) * 4 + q];
-      sums[i] += dot_of_words(left.a[i / 2], right.b[0]);
-      sums[i] += dot_of_words(left.a[i / 2 + 2], right.b[1]);
+  int8_t left[2][emulation::kStepBytes];
+  int8_t right[2][emulation::kStepBytes];
+  for (int q = 0; q < 4; ++q) {
+    for (int r = 0; r < 2; ++r) {
+      for (int half = 0; half < 2; ++half) {
+        std::memcpy(&left[r][16 * half + 4 * q], &lanes[row * 4 + q].a[r + 2 * half], 4);
+        std::memcpy(&right[r][16 * half + 4 * q], &lanes[(column + r) * 4 + q].b[half], 4);
+      }
     }
   }
+  for (int i = 0; i < 4; ++i) sums[i] += emulation::dot_of_step(left[i / 2], right[i % 2]);
 }
 
 inline void multiply_add(float (&sums)[4], const Fragments& own) {

@@ -1,0 +1,119 @@
+// The CPU implementation of prompt_sdpa.
+#include "bindings/sdpa_cpu.h"
+
+namespace vllm_fork {
+namespace {
+
+constexpr const char* kPrompts = "prompt_sdpa";
+constexpr int64_t kOfSpan = 4;
+
+// A prompt, or the end of one whose beginning is in the cache.
+struct Span {
+  int64_t begin;  // of its queries
+  int64_t end;
+  int64_t row;     // of `blocks`
+  int64_t length;  // of the text up to its last query
+
+  int64_t queries() const { return end - begin; }
+};
+
+void check_arguments(const Tensor& query, const Tensor& pages, const Tensor& blocks,
+                     const Tensor& spans, int64_t key_size, const Tensor& result) {
+  check_dim(kPrompts, "query", query, 3);
+  check_dim(kPrompts, "pages", pages, 4);
+  check_dtype(kPrompts, "pages", pages, query.scalar_type());
+  check(query.size(2) == key_size && query.stride(2) == 1, kPrompts,
+        ": query must have contiguous heads of key_size ", key_size, ", but has heads of ",
+        query.size(2), ".");
+  check(0 < key_size && key_size < pages.size(3) && pages.stride(3) == 1, kPrompts,
+        ": pages must have contiguous keys of ", key_size, " columns, and values beside them.");
+  check_dtype(kPrompts, "blocks", blocks, ScalarType::Int);
+  check_dim(kPrompts, "blocks", blocks, 2);
+  check(blocks.stride(1) == 1, kPrompts, ": rows of blocks must be contiguous.");
+  check_dtype(kPrompts, "spans", spans, ScalarType::Long);
+  check_dim(kPrompts, "spans", spans, 2);
+  check_contiguous(kPrompts, "spans", spans);
+  check(spans.size(1) == kOfSpan, kPrompts, ": spans must have ", kOfSpan, " columns, but has ",
+        spans.size(1), ".");
+  check_dtype(kPrompts, "result", result, query.scalar_type());
+  check_dim(kPrompts, "result", result, 3);
+  check_length(kPrompts, "result", result, query.size(0), "query");
+  check(result.size(1) == query.size(1) && result.size(2) == pages.size(3) - key_size &&
+            result.stride(2) == 1 && result.stride(1) == result.size(2),
+        kPrompts, ": result must have the heads of query and the columns of values.");
+}
+
+void check_span(int64_t index, const Span& span, const Tensor& query, const Tensor& pages,
+                const Tensor& blocks) {
+  const int64_t block_size = pages.size(2);
+  check(0 <= span.begin && span.begin < span.end && span.end <= query.size(0) &&
+            span.queries() <= span.length && 0 <= span.row && span.row < blocks.size(0) &&
+            span.length <= blocks.size(1) * block_size,
+        kPrompts, ": spans[", index, "] is of rows ", span.begin, " to ", span.end,
+        ", with a text of ", span.length, " tokens in row ", span.row,
+        " of blocks, which there are not.");
+  const int32_t* own = static_cast<const int32_t*>(blocks.data_ptr()) + span.row * blocks.stride(0);
+  for (int64_t i = 0; i * block_size < span.length; ++i) {
+    check(0 <= own[i] && own[i] < pages.size(0), kPrompts, ": blocks[", span.row, ", ", i,
+          "] is ", own[i], ", and there are ", pages.size(0), " pages.");
+  }
+}
+
+// [1, heads, length, size], a view. Queries that follow cached ones are put where they are in the
+// prompt, after rows of zeros: the kernel takes its queries in blocks from the first.
+Tensor queries_of(const Tensor& query, const Span& span) {
+  Tensor own = query;
+  own = torch::stable::narrow(own, 0, span.begin, span.queries());
+  if (span.queries() < span.length) {
+    Tensor padded =
+        torch::stable::new_zeros(query, {span.length, query.size(1), query.size(2)});
+    Tensor last = padded;
+    last = torch::stable::narrow(last, 0, span.length - span.queries(), span.queries());
+    torch::stable::copy_(last, own);
+    own = padded;
+  }
+  return torch::stable::unsqueeze(torch::stable::transpose(own, 0, 1), 0);
+}
+
+// Of attended [1, heads, length, size], the rows of the queries.
+void write_rows(const Tensor& attended, const Span& span, Tensor& result) {
+  const auto bytes = static_cast<int64_t>(result.element_size());
+  const int64_t heads = result.size(1), row = result.size(2) * bytes;
+  const int64_t first = span.length - span.queries();
+  const auto* source = static_cast<const char*>(attended.data_ptr());
+  auto* out = static_cast<char*>(result.data_ptr());
+  for (int64_t i = 0; i < span.queries(); ++i) {
+    for (int64_t head = 0; head < heads; ++head) {
+      const int64_t place = head * attended.stride(1) + (first + i) * attended.stride(2);
+      std::memcpy(out + (span.begin + i) * result.stride(0) * bytes + head * row,
+                  source + place * bytes, row);
+    }
+  }
+}
+
+void prompt_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor spans, int64_t key_size,
+                 std::optional<double> scale, bool enable_gqa, Tensor result) {
+  check_arguments(query, pages, blocks, spans, key_size, result);
+  const auto* all = reinterpret_cast<const Span*>(spans.const_data_ptr<int64_t>());
+  for (int64_t i = 0; i < spans.size(0); ++i) check_span(i, all[i], query, pages, blocks);
+  const auto* all_blocks = static_cast<const int32_t*>(blocks.data_ptr());
+  const int64_t value_size = pages.size(3) - key_size;
+  for (int64_t i = 0; i < spans.size(0); ++i) {
+    const Span& span = all[i];
+    const int32_t* own = all_blocks + span.row * blocks.stride(0);
+    Tensor key = torch::stable::new_empty(pages, {1, pages.size(1), span.length, key_size});
+    Tensor value = torch::stable::new_empty(pages, {1, pages.size(1), span.length, value_size});
+    gather(pages, own, 0, 0, key);
+    gather(pages, own, 0, key_size, value);
+    const Tensor attended =
+        sdpa(queries_of(query, span), key, value, scale, span.queries() > 1, enable_gqa);
+    write_rows(attended, span, result);
+  }
+}
+
+}  // namespace
+}  // namespace vllm_fork
+
+STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CPU, library) {
+  library.impl("prompt_sdpa", TORCH_BOX(&vllm_fork::prompt_sdpa));
+}
