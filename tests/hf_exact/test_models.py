@@ -18,8 +18,9 @@ from tools.make_random_model import make_random_model
 from tools.model_shapes import SHAPES
 from vllm.hf_exact.grouped_decode import GroupedDecode
 from vllm.hf_exact.model import NO_ADAPTER, ExactModel
+from vllm.hf_exact.row_linear import Group, RowLinear
 from vllm.hf_numerics import single_row_products
-from vllm.hf_numerics.single_row_products import GROUP_SIZES, Group, RowLinear, RowPlan, same_bits
+from vllm.hf_numerics.single_row_products import GROUP_SIZES, RowPlan, same_bits
 
 WAYS = [
     (dtype, attention)

@@ -10,9 +10,15 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from vllm.hf_numerics import prompts_together
-from vllm.hf_numerics.prompts_together import PromptsTogether, RowCounts, sizes_together
+from vllm.hf_numerics.prompts_together import PromptsTogether
 from vllm.hf_numerics.requests import runs_of
+from vllm.hf_numerics.row_counts import (
+    ManyRows,
+    RowCounts,
+    counts_of_layout,
+    layout_of,
+    sizes_together,
+)
 
 BY_ROW: Any = "by row"
 WHOLE: Any = "whole"
@@ -94,17 +100,14 @@ def test_what_was_found_is_for_the_step() -> None:
 def test_a_product_that_adds_some_rows_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """As oneDNN adds a single row of 1,536 columns in blocks of 512, several in blocks of 1,024."""
     weight = torch.empty(64, 256, dtype=torch.bfloat16)
-    layout = (weight.shape, weight.stride(), weight.dtype, weight.device)
-    counts = RowCounts(layout, False, torch.nn.Linear)
+    counts = RowCounts(layout_of(weight), False, torch.nn.Linear)
     known = linear
 
     def other_order(x: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> torch.Tensor:
         if len(x) != 40:
             return known(x, weight, bias)
-        halves = [
-            x[:, part].float() @ weight[:, part].float().T for part in (slice(128, 256), slice(128))
-        ]
-        return sum(halves).to(x.dtype)
+        first, second = x.float().split(128, dim=1), weight.float().split(128, dim=1)
+        return (first[1] @ second[1].T + first[0] @ second[0].T).to(x.dtype)
 
     monkeypatch.setattr(torch.nn.functional, "linear", other_order)
     assert not counts.has_the_order(40)
@@ -117,10 +120,56 @@ def test_prompts_have_the_bits_they_have_alone(width: int, height: int, dtype: t
     weight = torch.randn(height, width, generator=generator).to(dtype)
     starts = [0, 5, 12, 76, 140, 141, 143, 400, 777]
     x = (torch.randn(starts[-1], width, generator=generator) * 5).to(dtype)
-    layout = (weight.shape, weight.stride(), weight.dtype, weight.device)
-    counts = prompts_together.counts_of_layout(layout, False, torch.nn.Linear)
+    counts = counts_of_layout(layout_of(weight), False, torch.nn.Linear)
     ways = PromptsTogether(linear, linear, lambda has_bias: [counts])
     parts = ways.parts(runs_of(starts), False)
     found = torch.cat([multiply(x[begin:end], weight, None) for multiply, begin, end in parts])
     alone = torch.cat([linear(x[begin:end], weight) for begin, end in pairwise(starts)])
     assert torch.equal(found, alone)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("width", "height"), [(256, 704), (576, 192), (1536, 576), (2048, 256)])
+def test_single_rows_have_the_bits_they_have_alone(
+    width: int, height: int, dtype: torch.dtype
+) -> None:
+    """Together where the trial says so, and one by one elsewhere, as oneDNN's 1,536 columns."""
+    generator = torch.Generator().manual_seed(width)
+    weight = torch.randn(height, width, generator=generator).to(dtype)
+    x = (torch.randn(150, width, generator=generator) * 5).to(dtype)
+    asked: list[int] = []
+
+    def by_row(x: torch.Tensor, weight: torch.Tensor, bias: Any) -> torch.Tensor:
+        asked.append(len(x))
+        return torch.cat([linear(row[None], weight, bias)[0] for row in x.split(1)])
+
+    counts = counts_of_layout(layout_of(weight), False, torch.nn.Linear)
+    product = ManyRows(by_row, linear, lambda has_bias: counts)
+    for n in (1, 32, 33, 64, 150):
+        asked.clear()
+        found = product(x[:n], weight, None)
+        are_together = n > 32 and all(map(counts.has_single_rows, sizes_together(n)))
+        assert asked == ([] if are_together else [n])
+        assert torch.equal(found, by_row(x[:n], weight, None))
+
+
+def test_a_weight_that_is_too_large_to_be_tried() -> None:
+    layout = (torch.Size((1 << 14, 1 << 14)), (1 << 14, 1), torch.bfloat16, torch.device("cpu"))
+    counts = RowCounts(layout, False, torch.nn.Linear)
+    assert not counts.has_the_order(32)
+    assert not counts.has_single_rows(32)
+
+
+def test_parts_of_a_fused_weight() -> None:
+    """What is known of the whole is whether its products are those of the parts."""
+    weight = torch.empty(320, 256, dtype=torch.bfloat16)
+    whole = RowCounts(layout_of(weight), True, torch.nn.Linear, (256, 64))
+    few = whole._probe(whole._rows)
+    assert whole.has_the_order(32) == torch.equal(few, whole._products)
+    parts = [
+        linear(whole._rows, part, bias)
+        for part, bias in zip(
+            whole._probe.weight.split((256, 64)), whole._probe.bias.split((256, 64)), strict=True
+        )
+    ]
+    assert torch.equal(whole._products, torch.cat(parts, dim=-1))

@@ -28,9 +28,10 @@ from transformers.pytorch_utils import Conv1D
 from vllm.fork_ops import has_paged_sdpa
 from vllm.hf_exact.alone import sliding_windows
 from vllm.hf_exact.kv_pages import LayerPages
+from vllm.hf_exact.row_linear import Group, RowLinear
 from vllm.hf_numerics.paged_attention import attend_in_pages
 from vllm.hf_numerics.single_row_experts import PLAIN_MIXTURES, RowExperts
-from vllm.hf_numerics.single_row_products import Group, RowLinear, RowPlan
+from vllm.hf_numerics.single_row_products import RowPlan
 
 _ACTIVATIONS = {one[0] if isinstance(one, tuple) else one for one in ACT2CLS.values()}
 _ROPES = {"default", "linear", "llama3", "yarn"}  # others look at how long a sequence is

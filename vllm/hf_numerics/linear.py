@@ -17,8 +17,9 @@ from transformers.pytorch_utils import Conv1D
 
 from vllm.fork.live_weights.packed import ReadsWeights
 from vllm.fork_ops import row_products
-from vllm.hf_numerics.prompts_together import PromptsTogether, RowCounts, counts_of_layout
+from vllm.hf_numerics.prompts_together import PromptsTogether
 from vllm.hf_numerics.requests import step_runs
+from vllm.hf_numerics.row_counts import ManyRows, RowCounts, counts_of_layout, layout_of
 from vllm.hf_numerics.single_row_products import LayerType, Product, RowPlan, RowsApart, conv1d
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import (
@@ -59,7 +60,8 @@ class HFConv1DMethod(ReadsWeights, UnquantizedLinearMethod):
             return
         stored = layer.weight.data.T.contiguous()  # [in_features, out_features]
         layer.weight.data = stored.T
-        by_row = RowsApart(RowPlan.of_weight(stored, has_bias=True, kind=Conv1D), conv1d)
+        plan = RowPlan.of_weight(stored, has_bias=True, kind=Conv1D)
+        by_row = many_rows(RowsApart(plan, conv1d), stored, conv1d, Conv1D)
 
         ways = together(by_row, conv1d, [stored], Conv1D)
 
@@ -114,9 +116,23 @@ def rows_apart(layer: Any) -> Product:
     """Return the product of rows for the shape of a layer; some callers leave its bias out."""
     without = RowsApart(RowPlan.of_weight(layer.weight.data, has_bias=False))
     if getattr(layer, "bias", None) is None:
-        return without
+        return many_rows(without, layer.weight.data)
     with_bias = RowsApart(RowPlan.of_weight(layer.weight.data, has_bias=True))
-    return lambda x, weight, bias: (without if bias is None else with_bias)(x, weight, bias)
+    return many_rows(
+        lambda x, weight, bias: (without if bias is None else with_bias)(x, weight, bias),
+        layer.weight.data,
+    )
+
+
+def many_rows(
+    by_row: Product,
+    weight: torch.Tensor,
+    product: Product = functional.linear,
+    kind: LayerType = nn.Linear,
+) -> ManyRows:
+    """Return the product of rows for a weight: see `ManyRows`."""
+    layout = layout_of(weight)
+    return ManyRows(by_row, product, lambda has_bias: counts_of_layout(layout, has_bias, kind))
 
 
 def side_by_side(parts: list[Any], sizes: list[int]) -> Product | None:
@@ -171,7 +187,7 @@ def together(
         kind: of layer that Transformers has for them.
         parts: rows of each weight, if they are parts of one that `whole` is given.
     """
-    layouts = [(one.shape, one.stride(), one.dtype, one.device) for one in weights]
+    layouts = [layout_of(one) for one in weights]
 
     def counts(has_bias: bool) -> list[RowCounts]:
         return [counts_of_layout(layout, has_bias, kind) for layout in layouts]
@@ -184,7 +200,8 @@ def together(
     def counts_of_fused(has_bias: bool) -> RowCounts:
         return counts_of_layout(fused, has_bias, kind, parts)
 
-    return PromptsTogether(by_row, whole, counts, (functional.linear, counts_of_fused))
+    many = ManyRows(by_row, functional.linear, counts_of_fused)
+    return PromptsTogether(many, whole, counts, (functional.linear, counts_of_fused))
 
 
 def linear_by_request(

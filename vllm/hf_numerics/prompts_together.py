@@ -1,10 +1,4 @@
-"""Matrix products of several prompts at once, with the bits that each prompt has alone.
-
-On many CPUs the order in which a library adds does not depend on how many rows a matrix has, once
-there are several: oneDNN adds blocks of 512 or 1,024 columns, one after the other. Nothing promises
-that, so it is found out for each number of rows that occurs, as for single rows: products of terms
-that cancel have to be, row by row, what they are for a few rows.
-"""
+"""Matrix products of several prompts at once, with the bits that each prompt has alone."""
 
 from __future__ import annotations
 
@@ -12,95 +6,15 @@ import functools
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-import torch
-from torch.nn import functional
-
 from vllm.hf_numerics.requests import Run
-from vllm.hf_numerics.single_row_products import (
-    LayerType,
-    Product,
-    cancelling_rows,
-    layer_of_layout,
-    same_bits,
-)
+from vllm.hf_numerics.row_counts import RowCounts, sizes_together
+from vllm.hf_numerics.single_row_products import Product
 
 LONGEST = 512
 """Rows of a prompt that is put together with others; longer ones are as fast alone."""
 
-UNIT = 64
-"""Rows are multiplied in multiples of this, for there to be few numbers to find out about."""
-
-MOST_AT_ONCE = 2048
-
-Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
-"""Shape, strides, dtype and device of a weight."""
-
 Part = tuple[Product, int, int]
 """What multiplies rows, the first one and their end."""
-
-
-def sizes_together(num_rows: int) -> list[int]:
-    """Return how many rows are multiplied at once: multiples of `UNIT`, and at the end what is left
-    of less than two.
-    """
-    sizes = []
-    while num_rows > MOST_AT_ONCE:
-        sizes.append(MOST_AT_ONCE)
-        num_rows -= MOST_AT_ONCE
-    main = num_rows // UNIT * UNIT
-    if main not in (0, num_rows):
-        main -= UNIT
-    return [*sizes, *(size for size in (main, num_rows - main) if size)]
-
-
-class RowCounts:
-    """For which numbers of rows products with a shape of weight add in one order.
-
-    It keeps a weight of that shape, whose products cancel.
-
-    Args:
-        layout: of the weight.
-        has_bias: whether the layer has one.
-        kind: of layer.
-        parts: outputs of each of the layers that Hugging Face has instead of the one; products
-            with the whole have to be theirs.
-    """
-
-    def __init__(
-        self, layout: Layout, has_bias: bool, kind: LayerType, parts: tuple[int, ...] = ()
-    ) -> None:
-        self._known: dict[int, bool] = {}
-        self._probe, rows = cancelling_rows(layer_of_layout(*layout, has_bias, kind))
-        self._rows = rows[:, 0]
-        self._products = self._by_parts(parts) if parts else self._probe(self._rows)
-
-    def _by_parts(self, parts: tuple[int, ...]) -> torch.Tensor:
-        """Return the products of a few rows with each part of the weight alone."""
-        weights = self._probe.weight.split(parts)
-        biases = [None] * len(parts)
-        if self._probe.bias is not None:
-            biases = self._probe.bias.split(parts)
-        pairs = zip(weights, biases, strict=True)
-        return torch.cat([functional.linear(self._rows, *pair) for pair in pairs], dim=-1)
-
-    def has_the_order(self, num_rows: int) -> bool:
-        """Whether so many rows, at least two, have each the bits that it has among a few."""
-        if (found := self._known.get(num_rows)) is None:
-            found = self._known[num_rows] = self._is_found(num_rows)
-        return found
-
-    def _is_found(self, num_rows: int) -> bool:
-        repeats = -(-num_rows // len(self._rows))
-        rows, expected = (x.repeat(repeats, 1)[:num_rows] for x in (self._rows, self._products))
-        return same_bits(self._probe(rows), expected)
-
-
-@functools.cache
-def counts_of_layout(
-    layout: Layout, has_bias: bool, kind: LayerType, parts: tuple[int, ...] = ()
-) -> RowCounts:
-    """Return what is known of a shape of layer, for all layers that have it: see `RowCounts`."""
-    return RowCounts(layout, has_bias, kind, parts)
 
 
 class PromptsTogether:

@@ -58,7 +58,7 @@ def test_bits(
     dtype: torch.dtype, num_heads: int, num_kv_heads: int, sizes: tuple[int, int], scale: float
 ) -> None:
     given = arguments(dtype, num_heads, num_kv_heads, sizes)
-    options = {"scale": scale, "enable_gqa": num_heads > num_kv_heads}
+    options: dict[str, Any] = {"scale": scale, "enable_gqa": num_heads > num_kv_heads}
     expected = one_by_one(given, **options)
     prompt_sdpa(**given, **options)
     assert torch.equal(given["result"].isnan(), expected.isnan())  # rows that are in no span
