@@ -5,6 +5,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -24,8 +25,8 @@ namespace {
 
 constexpr const char* kRotate = "rotate_rounded";
 constexpr const char* kAppend = "append_to_pages";
-constexpr const char* kSquares = "wide_squares";
-constexpr const char* kScale = "scale_rounded";
+constexpr const char* kNorm = "rms_norm_rounded";
+constexpr const char* kGated = "silu_and_mul_rounded";
 
 void check_16_bits(const char* op, const char* name, const Tensor& tensor) {
   check(is_portable_type(tensor.scalar_type()) && tensor.element_size() == 2, op, ": ", name,
@@ -131,10 +132,20 @@ std::tuple<Tensor, Tensor> rotate_rounded(Tensor positions, Tensor query, Tensor
 
 // --- norms ---------------------------------------------------------------------------------------
 
-void check_rows(const char* op, const Tensor& x) {
-  check_16_bits(op, "x", x);
-  check_dim(op, "x", x, 2);
-  check_contiguous(op, "x", x);
+// PyTorch's mean of each row, whose order of summation is its own.
+Tensor mean_of_rows(const Tensor& x) {
+  using torch::stable::detail::from;
+  const std::array<int64_t, 1> last{-1};
+  const std::optional<torch::headeronly::IntHeaderOnlyArrayRef> dim(last);
+  std::array<StableIValue, 4> stack{from(x), from(dim), from(true), from(std::nullopt)};
+  TORCH_ERROR_CODE_CHECK(
+      torch_call_dispatcher("aten::mean", "dim", stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+template <typename Number>
+VLLM_FORK_WITH_VECTORS void add(const Number* a, const Number* b, int64_t count, Number* out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = narrow<Number>(widen(a[i]) + widen(b[i]));
 }
 
 template <typename Number>
@@ -151,42 +162,97 @@ VLLM_FORK_WITH_VECTORS void scale(const Number* x, const Number* weight, int64_t
   }
 }
 
-Tensor wide_squares(Tensor x) {
-  check_rows(kSquares, x);
-  Tensor result = torch::stable::new_empty(x, {x.size(0), x.size(1)}, ScalarType::Float);
-  const int64_t columns = x.size(1);
-  with_16_bits(x, [&](auto number) {
-    const auto* source = static_cast<const decltype(number)*>(x.data_ptr());
-    auto* out = result.mutable_data_ptr<float>();
-    for_rows(x.size(0), columns, [&](int64_t first, int64_t last) {
-      square(source + first * columns, (last - first) * columns, out + first * columns);
-    });
-  });
-  return result;
+void check_normed(const Tensor& x, const std::optional<Tensor>& residual, const Tensor& weight) {
+  check_16_bits(kNorm, "x", x);
+  check_dim(kNorm, "x", x, 2);
+  check_contiguous(kNorm, "x", x);
+  if (residual) {
+    check_dtype(kNorm, "residual", *residual, x.scalar_type());
+    check_contiguous(kNorm, "residual", *residual);
+    check(residual->dim() == 2 && residual->size(0) == x.size(0) &&
+              residual->size(1) == x.size(1),
+          kNorm, ": residual must have the shape of x.");
+  }
+  check_dtype(kNorm, "weight", weight, x.scalar_type());
+  check_dim(kNorm, "weight", weight, 1);
+  check_contiguous(kNorm, "weight", weight);
+  check_length(kNorm, "weight", weight, x.size(1), "columns of x");
 }
 
-Tensor scale_rounded(Tensor x, Tensor mean_squares, Tensor weight, double epsilon) {
-  check_rows(kScale, x);
-  check_dtype(kScale, "mean_squares", mean_squares, ScalarType::Float);
-  check_contiguous(kScale, "mean_squares", mean_squares);
-  check(mean_squares.numel() == x.size(0), kScale, ": mean_squares must have ", x.size(0),
-        " numbers, but has ", mean_squares.numel(), ".");
-  check_dtype(kScale, "weight", weight, x.scalar_type());
-  check_dim(kScale, "weight", weight, 1);
-  check_contiguous(kScale, "weight", weight);
-  check_length(kScale, "weight", weight, x.size(1), "columns of x");
+// The normed rows, and what was normed: the sum with the residual, or nothing if there is none.
+std::tuple<Tensor, Tensor> rms_norm_rounded(Tensor x, std::optional<Tensor> residual,
+                                            Tensor weight, double epsilon) {
+  check_normed(x, residual, weight);
   const int64_t rows = x.size(0), columns = x.size(1);
+  Tensor squares = torch::stable::new_empty(x, {rows, columns}, ScalarType::Float);
+  Tensor total = torch::stable::new_empty(x, {residual ? rows : 0, columns});
   Tensor result = torch::stable::new_empty(x, {rows, columns});
-  const auto* means = mean_squares.const_data_ptr<float>();
   with_16_bits(x, [&](auto number) {
     using Number = decltype(number);
-    const auto* source = static_cast<const Number*>(x.data_ptr());
+    const auto* own = static_cast<const Number*>(x.data_ptr());
+    const auto* added = residual ? static_cast<const Number*>(residual->data_ptr()) : nullptr;
     const auto* factors = static_cast<const Number*>(weight.data_ptr());
+    auto* sums = static_cast<Number*>(total.data_ptr());
+    const auto* normed = added != nullptr ? sums : own;
+    auto* squared = squares.mutable_data_ptr<float>();
+    for_rows(rows, columns, [&](int64_t first, int64_t last) {
+      const int64_t begin = first * columns, count = (last - first) * columns;
+      if (added != nullptr) add(own + begin, added + begin, count, sums + begin);
+      square(normed + begin, count, squared + begin);
+    });
+    const Tensor means = mean_of_rows(squares);
+    const auto* mean = means.const_data_ptr<float>();
     auto* out = static_cast<Number*>(result.data_ptr());
     for_rows(rows, columns, [&](int64_t first, int64_t last) {
       for (int64_t row = first; row < last; ++row) {
-        const float factor = 1.0f / std::sqrt(means[row] + static_cast<float>(epsilon));
-        scale(source + row * columns, factors, columns, factor, out + row * columns);
+        const float factor = 1.0f / std::sqrt(mean[row] + static_cast<float>(epsilon));
+        scale(normed + row * columns, factors, columns, factor, out + row * columns);
+      }
+    });
+  });
+  return {result, total};
+}
+
+// --- gated activations ---------------------------------------------------------------------------
+
+template <typename Number>
+VLLM_FORK_WITH_VECTORS void multiply(const Number* a, const Number* b, int64_t count,
+                                     Number* out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = narrow<Number>(widen(a[i]) * widen(b[i]));
+}
+
+// PyTorch's own function of a contiguous tensor: its bits are what is wanted.
+Tensor silu(const Tensor& x) {
+  std::array<StableIValue, 1> stack{torch::stable::detail::from(x)};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::silu", "", stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+Tensor silu_and_mul_rounded(Tensor x) {
+  check_16_bits(kGated, "x", x);
+  check_dim(kGated, "x", x, 2);
+  check_contiguous(kGated, "x", x);
+  check(x.size(1) % 2 == 0, kGated, ": x must have an even number of columns, but has ",
+        x.size(1), ".");
+  const int64_t rows = x.size(0), columns = x.size(1) / 2;
+  Tensor gate = torch::stable::new_empty(x, {rows, columns});
+  Tensor result = torch::stable::new_empty(x, {rows, columns});
+  with_16_bits(x, [&](auto number) {
+    using Number = decltype(number);
+    const auto* source = static_cast<const Number*>(x.data_ptr());
+    auto* half = static_cast<Number*>(gate.data_ptr());
+    auto* out = static_cast<Number*>(result.data_ptr());
+    for_rows(rows, columns, [&](int64_t first, int64_t last) {
+      for (int64_t row = first; row < last; ++row) {
+        std::memcpy(half + row * columns, source + 2 * row * columns, columns * sizeof(Number));
+      }
+    });
+    const Tensor activated = silu(gate);
+    const auto* factors = static_cast<const Number*>(activated.data_ptr());
+    for_rows(rows, columns, [&](int64_t first, int64_t last) {
+      for (int64_t row = first; row < last; ++row) {
+        multiply(factors + row * columns, source + (2 * row + 1) * columns, columns,
+                 out + row * columns);
       }
     });
   });
@@ -247,7 +313,7 @@ void append_to_pages(Tensor pages, Tensor key, Tensor value, Tensor slots) {
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CPU, library) {
   library.impl("rotate_rounded", TORCH_BOX(&vllm_fork::rotate_rounded));
-  library.impl("wide_squares", TORCH_BOX(&vllm_fork::wide_squares));
-  library.impl("scale_rounded", TORCH_BOX(&vllm_fork::scale_rounded));
+  library.impl("rms_norm_rounded", TORCH_BOX(&vllm_fork::rms_norm_rounded));
+  library.impl("silu_and_mul_rounded", TORCH_BOX(&vllm_fork::silu_and_mul_rounded));
   library.impl("append_to_pages", TORCH_BOX(&vllm_fork::append_to_pages));
 }

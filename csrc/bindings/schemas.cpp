@@ -21,9 +21,10 @@ STABLE_TORCH_LIBRARY(vllm_fork, library) {
   library.def(
       "rotate_rounded(Tensor positions, Tensor query, Tensor key, Tensor cos_sin, int head_size, "
       "bool is_neox) -> (Tensor, Tensor)");
-  library.def("wide_squares(Tensor x) -> Tensor");
   library.def(
-      "scale_rounded(Tensor x, Tensor mean_squares, Tensor weight, float epsilon) -> Tensor");
+      "rms_norm_rounded(Tensor x, Tensor? residual, Tensor weight, float epsilon) -> "
+      "(Tensor, Tensor)");
+  library.def("silu_and_mul_rounded(Tensor x) -> Tensor");
   library.def(
       "append_to_pages(Tensor(a!) pages, Tensor key, Tensor value, Tensor slots) -> ()");
   library.def("channel_statistics(Tensor weight) -> Tensor");

@@ -52,12 +52,12 @@ def test_parts_have_all_rows_and_no_remainder(
 ) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(activations, "step_runs", lambda _: runs_of(STARTS))
-    parts = list(activations._parts(STARTS[-1], size))
+    parts = list(activations.parts(STARTS[-1], size))
     assert [begin for begin, _ in parts] == [0, *(end for _, end in parts[:-1])]
     assert parts[-1][1] == STARTS[-1]
     alone = set(pairwise(STARTS))
     for begin, end in set(parts) - alone:
-        assert activations._is_all_vectors(end - begin, size)
+        assert activations.is_all_vectors(end - begin, size, threads)
     if size == 1536 and threads < 3:
         assert parts == [(0, STARTS[-1])]
 

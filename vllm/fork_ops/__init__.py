@@ -27,6 +27,7 @@ from .rounded_layers import (
     has_rounded_layers,
     rms_norm_rounded,
     rotate_rounded,
+    silu_and_mul_rounded,
 )
 from .row_products import row_orders, row_products
 from .seen_tokens import (
@@ -56,4 +57,5 @@ __all__ = [
     "row_orders",
     "row_products",
     "seeded_state",
+    "silu_and_mul_rounded",
 ]

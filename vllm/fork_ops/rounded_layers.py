@@ -8,7 +8,13 @@ import torch
 
 from . import library
 
-__all__ = ["append_to_pages", "has_rounded_layers", "rms_norm_rounded", "rotate_rounded"]
+__all__ = [
+    "append_to_pages",
+    "has_rounded_layers",
+    "rms_norm_rounded",
+    "rotate_rounded",
+    "silu_and_mul_rounded",
+]
 
 _has_operators = library.load()
 
@@ -25,15 +31,15 @@ if _has_operators:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return query.new_empty(query.shape), key.new_empty(key.shape)
 
-    @torch.library.register_fake("vllm_fork::wide_squares")
-    def _(x: torch.Tensor) -> torch.Tensor:
-        return x.new_empty(x.shape, dtype=torch.float32)
-
-    @torch.library.register_fake("vllm_fork::scale_rounded")
+    @torch.library.register_fake("vllm_fork::rms_norm_rounded")
     def _(
-        x: torch.Tensor, mean_squares: torch.Tensor, weight: torch.Tensor, epsilon: float
-    ) -> torch.Tensor:
-        return x.new_empty(x.shape)
+        x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, epsilon: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.new_empty(x.shape), x.new_empty(0 if residual is None else len(x), x.shape[1])
+
+    @torch.library.register_fake("vllm_fork::silu_and_mul_rounded")
+    def _(x: torch.Tensor) -> torch.Tensor:
+        return x.new_empty(x.shape[0], x.shape[1] // 2)
 
     @torch.library.register_fake("vllm_fork::append_to_pages")
     def _(pages: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
@@ -77,11 +83,16 @@ def rotate_rounded(
 
     Source: ``apply_rotary_pos_emb`` of Transformers, vLLM's ``RotaryEmbedding.forward_native``.
     """
-    return torch.ops.vllm_fork.rotate_rounded(positions, query, key, cos_sin, head_size, is_neox)
+    return torch.ops.vllm_fork.rotate_rounded.default(
+        positions, query, key, cos_sin, head_size, is_neox
+    )
 
 
-def rms_norm_rounded(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Normalise rows in float32, round them, and scale them, which is rounded again.
+def rms_norm_rounded(
+    x: torch.Tensor, weight: torch.Tensor, epsilon: float, residual: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normalise rows, or their sums with others, in float32; round them, and scale them, which is
+    rounded again.
 
     The mean is PyTorch's, whose order of summation is its own.
 
@@ -89,17 +100,35 @@ def rms_norm_rounded(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> t
         x: bfloat16 or float16 [n, hidden_size], contiguous.
         weight: likewise, [hidden_size].
         epsilon: is added to the mean of the squares.
+        residual: as `x`; the sum is rounded before it is normalised.
 
     Returns:
-        as `x`.
+        as `x`, and what was normalised.
 
     Raises:
         RuntimeError: a shape or a dtype is wrong.
 
-    Source: ``LlamaRMSNorm.forward``.
+    Source: ``LlamaRMSNorm.forward``, ``LlamaDecoderLayer.forward``.
     """
-    mean_squares = torch.ops.vllm_fork.wide_squares(x).mean(-1, keepdim=True)
-    return torch.ops.vllm_fork.scale_rounded(x, mean_squares, weight, epsilon)
+    normed, total = torch.ops.vllm_fork.rms_norm_rounded.default(x, residual, weight, epsilon)
+    return normed, x if residual is None else total
+
+
+def silu_and_mul_rounded(x: torch.Tensor) -> torch.Tensor:
+    """Multiply the second half of each row with PyTorch's ``silu`` of the first one.
+
+    Args:
+        x: bfloat16 or float16 [n, 2 * d], contiguous.
+
+    Returns:
+        [n, d].
+
+    Raises:
+        RuntimeError: a shape or a dtype is wrong.
+
+    Source: ``LlamaMLP.forward``.
+    """
+    return torch.ops.vllm_fork.silu_and_mul_rounded.default(x)
 
 
 def append_to_pages(
@@ -118,7 +147,7 @@ def append_to_pages(
         RuntimeError: a shape, a dtype or a slot is wrong; nothing is written then.
     """
     if _has_operators and pages.device.type == "cpu":
-        torch.ops.vllm_fork.append_to_pages(pages, key, value, slots)
+        torch.ops.vllm_fork.append_to_pages.default(pages, key, value, slots)
         return
     has_place = slots >= 0
     blocks, places = slots[has_place] // pages.shape[2], slots[has_place] % pages.shape[2]

@@ -8,12 +8,14 @@ computed together with others, in numbers of rows that have none either; another
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from itertools import groupby
 
 import torch
 from torch.nn import functional
 
+from vllm.fork_ops import has_rounded_layers, silu_and_mul_rounded
 from vllm.hf_numerics.requests import Run, step_runs
 from vllm.model_executor.layers.activation import GeluAndMul, MulAndSilu, SiluAndMul
 
@@ -32,42 +34,49 @@ def by_request(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> 
         inputs: [..., d], the tokens of a step, or rows that are no step's.
     """
     rows = [x.reshape(-1, x.shape[-1]) for x in inputs]
-    parts = [
-        function(*(x[begin:end].contiguous() for x in rows))
-        for begin, end in _parts(*rows[0].shape)
+    found = [
+        function(*(x[begin:end].contiguous() for x in rows)) for begin, end in parts(*rows[0].shape)
     ]
-    whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+    whole = found[0] if len(found) == 1 else torch.cat(found)
     return whole.view(*inputs[0].shape[:-1], -1)
 
 
-def _parts(num_rows: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield first row and end of what is computed at once."""
+def parts(num_rows: int, size: int) -> tuple[tuple[int, int], ...]:
+    """Return first row and end of what is computed at once, of rows of a step."""
+    return _parts_of(step_runs(num_rows), size, torch.get_num_threads())
 
+
+@functools.lru_cache(maxsize=64)
+def _parts_of(runs: tuple[Run, ...], size: int, threads: int) -> tuple[tuple[int, int], ...]:
+    return tuple(_parts(runs, size, threads))
+
+
+def _parts(runs: tuple[Run, ...], size: int, threads: int) -> Iterator[tuple[int, int]]:
     def has_no_remainder(run: Run) -> bool:
         is_single, begin, end = run
-        return _is_all_vectors(1 if is_single else end - begin, size)
+        return is_all_vectors(1 if is_single else end - begin, size, threads)
 
-    for may_be_together, group in groupby(step_runs(num_rows), has_no_remainder):
+    for may_be_together, group in groupby(runs, has_no_remainder):
         members = list(group)
         if may_be_together:
-            yield from _cuts(members[0][1], members[-1][2], size)
+            yield from _cuts(members[0][1], members[-1][2], size, threads)
             continue
         for is_single, begin, end in members:
             step = 1 if is_single else end - begin
             yield from ((first, first + step) for first in range(begin, end, step))
 
 
-def _cuts(begin: int, end: int, size: int) -> Iterator[tuple[int, int]]:
+def _cuts(begin: int, end: int, size: int, threads: int) -> Iterator[tuple[int, int]]:
     """Cut rows, each of which may be computed with any others, so that there is no remainder."""
     while begin < end:
         sizes = range(end - begin, 0, -1)
-        step = next(n for n in sizes if _is_all_vectors(n, size))
+        step = next(n for n in sizes if is_all_vectors(n, size, threads))
         yield begin, begin + step
         begin += step
 
 
-def _is_all_vectors(num_rows: int, size: int) -> bool:
-    """Whether vector loops compute all of so many rows, on each thread.
+def is_all_vectors(num_rows: int, size: int, threads: int) -> bool:
+    """Whether vector loops compute all of so many rows, on each of the threads.
 
     Source: ``at::parallel_for``, which gives each thread the same number of elements.
     """
@@ -76,12 +85,14 @@ def _is_all_vectors(num_rows: int, size: int) -> bool:
     elements = num_rows * size
     if elements <= _GRAIN:
         return True
-    threads = min(torch.get_num_threads(), -(-elements // _GRAIN))
-    return -(-elements // threads) % _VECTOR == 0
+    taken = min(threads, -(-elements // _GRAIN))
+    return -(-elements // taken) % _VECTOR == 0
 
 
 def forward_silu_and_mul(layer: SiluAndMul, x: torch.Tensor) -> torch.Tensor:
     """``act_fn(gate) * up`` of ``LlamaMLP``; x: [..., 2 * d], returns [..., d]."""
+    if has_rounded_layers(x) and x.is_contiguous() and len(parts(len(x), x.shape[1] // 2)) == 1:
+        return silu_and_mul_rounded(x)
     return by_request(lambda gate, up: functional.silu(gate) * up, *x.chunk(2, dim=-1))
 
 

@@ -58,19 +58,19 @@ def forward_rms_norm(
 ) -> Normed:
     """`RMSNorm.forward` of vLLM with `rms_norm`; see `with_residual`."""
     weight = layer.weight.data if layer.has_weight else None
-
-    def norm(total: torch.Tensor) -> torch.Tensor:
-        if (
-            scaling is Scaling.ROUNDED
-            and weight is not None
-            and weight.dtype == total.dtype
-            and total.is_contiguous()
-            and has_rounded_layers(total)
-        ):
-            return rms_norm_rounded(total, weight, layer.variance_epsilon)
-        return rms_norm(total, weight, layer.variance_epsilon, scaling)
-
-    return with_residual(norm, x, residual)
+    if (
+        scaling is Scaling.ROUNDED
+        and weight is not None
+        and weight.dtype == x.dtype
+        and has_rounded_layers(x)
+        and x.is_contiguous()
+        and (residual is None or (residual.dtype == x.dtype and residual.is_contiguous()))
+    ):
+        normed, total = rms_norm_rounded(x, weight, layer.variance_epsilon, residual)
+        return normed if residual is None else (normed, total)
+    return with_residual(
+        lambda total: rms_norm(total, weight, layer.variance_epsilon, scaling), x, residual
+    )
 
 
 def forward_gemma_rms_norm(

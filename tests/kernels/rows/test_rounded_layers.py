@@ -8,9 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 from tests.kernels.portable_cases import assert_same
-from vllm.fork_ops import append_to_pages, rms_norm_rounded, rotate_rounded, rounded_layers
+from vllm.fork_ops import (
+    append_to_pages,
+    rms_norm_rounded,
+    rotate_rounded,
+    rounded_layers,
+    silu_and_mul_rounded,
+)
 from vllm.hf_numerics.norms import Scaling, rms_norm
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
@@ -57,10 +64,26 @@ def test_norms(dtype: torch.dtype, shape: tuple[int, int], epsilon: float) -> No
     x[::5] = 0.0
     x[2::7, ::3] = torch.inf
     x, weight = x.to(dtype), torch.randn(shape[1], generator=generator).to(dtype)
-    found, expected = (
-        function(x, weight, epsilon)
-        for function in (rms_norm_rounded, partial(rms_norm, scaling=Scaling.ROUNDED))
-    )
+    found, same = rms_norm_rounded(x, weight, epsilon)
+    assert same is x
+    assert_equal(found, rms_norm(x, weight, epsilon, Scaling.ROUNDED))
+    residual = torch.randn(shape, generator=generator).to(dtype)
+    found, total = rms_norm_rounded(x, weight, epsilon, residual)
+    assert_equal(total, residual + x)
+    assert_equal(found, rms_norm(residual + x, weight, epsilon, Scaling.ROUNDED))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 512), (7, 200), (64, 1536), (300, 1376), (0, 64)])
+def test_gated_activations(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    """As PyTorch's operators in the same shapes."""
+    x = numbers(*shape, dtype=dtype)
+    gate, up = (half.contiguous() for half in x.chunk(2, dim=-1))
+    assert_equal(silu_and_mul_rounded(x), functional.silu(gate) * up)
+
+
+def assert_equal(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Of NaN the bits depend on the place."""
     assert torch.equal(found.isnan(), expected.isnan())
     assert_same(found.nan_to_num(0.0), expected.nan_to_num(0.0))
 
@@ -123,6 +146,10 @@ def appending(**changes: Any) -> Callable[[], Any]:
         (rotation(positions=torch.tensor([0, 1, -1])), r"positions\[2\] is -1"),
         (norm(x=torch.zeros(3, 64)), "x must have dtype bfloat16 or float16, but has float32"),
         (norm(x=torch.zeros(64, 3).half().t()), "x must be contiguous"),
+        (norm(residual=torch.zeros(2, 64).half()), "residual must have the shape of x"),
+        (norm(residual=torch.zeros(3, 64)), "residual must have dtype float16, but has float32"),
+        (partial(silu_and_mul_rounded, torch.zeros(3, 5).half()), "even number of columns, but ha"),
+        (partial(silu_and_mul_rounded, torch.zeros(3, 6)), "x must have dtype bfloat16 or float16"),
         (norm(weight=torch.zeros(64)), "weight must have dtype float16, but has float32"),
         (norm(weight=torch.zeros(63).half()), "weight must have one entry for each of the 64"),
         (appending(key=torch.zeros(3, 2, 32).half()), "key must have dtype float32, but has float"),
@@ -141,8 +168,9 @@ def test_opcheck() -> None:
     x, angles = torch.ones(3, 64).bfloat16(), torch.zeros(PLACES, 32).bfloat16()
     ops = torch.ops.vllm_fork
     torch.library.opcheck(ops.rotate_rounded.default, (torch.arange(3), x, x, angles, SIZE, True))
-    torch.library.opcheck(ops.wide_squares.default, (x,))
-    torch.library.opcheck(ops.scale_rounded.default, (x, torch.ones(3, 1), x[0], 1e-5))
+    torch.library.opcheck(ops.rms_norm_rounded.default, (x, None, x[0], 1e-5))
+    torch.library.opcheck(ops.rms_norm_rounded.default, (x, x.clone(), x[0], 1e-5))
+    torch.library.opcheck(ops.silu_and_mul_rounded.default, (x,))
     row = torch.zeros(3, 2, 32)
     torch.library.opcheck(
         ops.append_to_pages.default, (torch.zeros(2, 2, 4, 64), row, row, torch.arange(3))
