@@ -52,7 +52,7 @@ UNIFORM = ("U", "R2UR", "S2UR", "LDC", "DEPBAR", "LDGDEPBAR", "WARPGROUP", "MEMB
 
 # Of a layer of Llama-3.1-8B.
 WEIGHTS = 4096 * 6144 + 4096 * 4096 + 4096 * 28672 + 14336 * 4096
-HEADS, HEAD_SIZE = 32, 128
+HEADS, KEY_HEADS, HEAD_SIZE = 32, 8, 128
 
 RIVALS = {"cuBLAS": 750e12, "FlashAttention-3": 610e12}
 """FLOP/s in bfloat16: large products on an H100; causal, head size 128, 8,192 tokens (Shah et al.
@@ -205,6 +205,18 @@ KERNELS = {
         16 * 64 * HEAD_SIZE * 2 * 2 * 4,
         BLOCK_BYTES,
     ),
+    "decode": Kernel(
+        "attention in decoding, 16 x 64 tokens",
+        "attention/attention.cu",
+        "attention_kernelILi4ELb1E",
+        "IMMA",
+        1,
+        (2,),
+        0.0,
+        4,
+        16 * 64 * HEAD_SIZE * 2 * 2 * 4,
+        BLOCK_BYTES,
+    ),
     "many": Kernel(
         "product, 128 x 96 x 64 channels",
         "product/product.cu",
@@ -292,6 +304,16 @@ def predictions() -> list[Prediction]:
         )
         for n in (2048, 8192)
     ]
+    blocks = 32 * KEY_HEADS * -(-4000 // 64)
+    found.append(
+        Prediction(
+            "attention in decoding, 32 x 4,000 tokens / reading the cache",
+            "decode",
+            blocks,
+            blocks * BLOCK_BYTES,
+            blocks * BLOCK_BYTES / MEMORY,
+        )
+    )
     found += [
         Prediction(
             f"a layer's products, {rows:,} rows / cuBLAS",
