@@ -57,7 +57,7 @@ def of_form(claim: Claim) -> Verdict | None:
     seals = seals_of(receipt)
     for name in SEALED:
         if seals[name] != receipt["seals"][name]:
-            return Verdict(claim.place, name, f"its {name} is not what was sealed")
+            return Verdict(claim.place, name, f"what it says of its {name} is not what was sealed")
     return None
 
 
