@@ -14,8 +14,8 @@ from transformers.pytorch_utils import Conv1D
 from vllm.hf_numerics import linear
 from vllm.hf_numerics.linear import HFConv1DMethod, linear_by_request, side_by_side
 from vllm.hf_numerics.requests import runs_of
-from vllm.hf_numerics.row_counts import counts_of_layout, layout_of
-from vllm.hf_numerics.single_row_products import RowPlan
+from vllm.hf_numerics.row_counts import counts_of_layout
+from vllm.hf_numerics.single_row_products import RowPlan, layout_of
 
 
 @pytest.mark.parametrize(

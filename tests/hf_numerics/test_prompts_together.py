@@ -16,9 +16,9 @@ from vllm.hf_numerics.row_counts import (
     ManyRows,
     RowCounts,
     counts_of_layout,
-    layout_of,
     sizes_together,
 )
+from vllm.hf_numerics.single_row_products import layout_of
 
 BY_ROW: Any = "by row"
 WHOLE: Any = "whole"

@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
-from vllm.hf_numerics.row_counts import ManyRows, counts_of_layout, layout_of
-from vllm.hf_numerics.single_row_products import LayerType, RowPlan, RowsApart, conv1d
+from vllm.hf_numerics.row_counts import ManyRows, counts_of_layout
+from vllm.hf_numerics.single_row_products import LayerType, RowPlan, RowsApart, conv1d, layout_of
 
 
 class Group:

@@ -19,8 +19,16 @@ from vllm.fork.live_weights.packed import ReadsWeights
 from vllm.fork_ops import row_products
 from vllm.hf_numerics.prompts_together import PromptsTogether
 from vllm.hf_numerics.requests import step_runs
-from vllm.hf_numerics.row_counts import ManyRows, RowCounts, counts_of_layout, layout_of
-from vllm.hf_numerics.single_row_products import LayerType, Product, RowPlan, RowsApart, conv1d
+from vllm.hf_numerics.row_counts import ManyRows, RowCounts, counts_of_layout
+from vllm.hf_numerics.single_row_products import (
+    LayerType,
+    Product,
+    RowPlan,
+    RowsApart,
+    by_parts,
+    conv1d,
+    layout_of,
+)
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     UnquantizedEmbeddingMethod,
@@ -139,7 +147,8 @@ def side_by_side(parts: list[Any], sizes: list[int]) -> Product | None:
     """Return the product with a fused weight of which each of `parts` has its own in Hugging Face.
 
     Single rows are multiplied with the whole weight at once, if the fork's product has the bits of
-    all parts in one order: each of its outputs is a sum of its own. Prompts have the parts' shapes.
+    all parts in one order: each of its outputs is a sum of its own. Prompts are multiplied with
+    each part, or with the whole where that has the bits of the parts.
 
     Args:
         parts: have ``weight`` and ``bias``, views of the whole's.
@@ -159,16 +168,13 @@ def side_by_side(parts: list[Any], sizes: list[int]) -> Product | None:
     if order is None:
         return None
 
-    def whole(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        biases: Any = [None] * len(sizes) if bias is None else bias.split(sizes)
-        products = map(partial(functional.linear, x), weight.split(sizes), biases)
-        return torch.cat(list(products), dim=-1)
-
     def rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return row_products(x, weight, bias, order)
 
     weights = [part.weight for part in parts]
-    return partial(linear_by_request, together(rows, whole, weights, parts=tuple(sizes)))
+    return partial(
+        linear_by_request, together(rows, partial(by_parts, sizes), weights, parts=tuple(sizes))
+    )
 
 
 def together(

@@ -13,11 +13,12 @@ import math
 from collections.abc import Callable
 
 import torch
-from torch.nn import functional
 
 from vllm.hf_numerics.single_row_products import (
     LayerType,
+    Layout,
     Product,
+    by_parts,
     cancelling_rows,
     layer_of_layout,
     same_bits,
@@ -33,9 +34,6 @@ _MOST_BYTES = 1 << 27
 
 _FEW = 32
 """Single rows up to which the project's own product of them is about as fast."""
-
-Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
-"""Shape, strides, dtype and device of a weight."""
 
 
 def sizes_together(num_rows: int) -> list[int]:
@@ -74,22 +72,18 @@ class RowCounts:
         self._is_tried = device.type == "cpu" and math.prod(shape) * dtype.itemsize <= _MOST_BYTES
         if not self._is_tried:
             return
-        self._probe, rows = cancelling_rows(layer_of_layout(*layout, has_bias, kind))
+        self._probe, rows = cancelling_rows(layer_of_layout(layout, has_bias, kind))
         self._rows = rows[:, 0]
-        multiply = functools.partial(self._by_parts, parts) if parts else self._probe
+
+        def multiply(rows: torch.Tensor) -> torch.Tensor:
+            if not parts:
+                return self._probe(rows)
+            return by_parts(parts, rows, self._probe.weight, self._probe.bias)
+
         self._products = multiply(self._rows)
         # Theirs have three dimensions, of which linear makes two.
         alone = torch.cat([multiply(row)[0] for row in rows.split(1)])
         self._is_order_of_single_rows = same_bits(alone, self._products)
-
-    def _by_parts(self, parts: tuple[int, ...], rows: torch.Tensor) -> torch.Tensor:
-        """Return the products of rows with each part of the weight alone."""
-        weights = self._probe.weight.split(parts)
-        biases = [None] * len(parts)
-        if self._probe.bias is not None:
-            biases = self._probe.bias.split(parts)
-        pairs = zip(weights, biases, strict=True)
-        return torch.cat([functional.linear(rows, *pair) for pair in pairs], dim=-1)
 
     def has_the_order(self, num_rows: int) -> bool:
         """Whether so many rows, at least two, have each the bits that it has among a few."""
@@ -113,11 +107,6 @@ def counts_of_layout(
 ) -> RowCounts:
     """Return what is known of a shape of layer, for all layers that have it: see `RowCounts`."""
     return RowCounts(layout, has_bias, kind, parts)
-
-
-def layout_of(weight: torch.Tensor) -> Layout:
-    """Return how a weight lies in memory."""
-    return weight.shape, weight.stride(), weight.dtype, weight.device
 
 
 class ManyRows:

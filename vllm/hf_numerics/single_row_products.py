@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,9 @@ from vllm.fork_ops import row_orders, row_products
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 LayerType = Callable[..., nn.Module]
+
+Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
+"""Shape, strides, dtype and device of a weight."""
 
 GROUP_SIZES = (32, 16, 8, 4, 2)
 """How many rows are computed together; no other number is."""
@@ -65,6 +68,22 @@ class RowsApart:
             for block in zip(weights, biases, strict=True)
         ]
         return torch.cat(columns, dim=-1)
+
+
+def by_parts(
+    sizes: Sequence[int], x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the products with each part of a weight alone, side by side.
+
+    Args:
+        sizes: rows of each part.
+        x: [..., in_features].
+        weight: [sum of sizes, in_features].
+        bias: [sum of sizes] or None.
+    """
+    biases: Any = [None] * len(sizes) if bias is None else bias.split(sizes)
+    products = map(functools.partial(linear, x), weight.split(sizes), biases)
+    return torch.cat(list(products), dim=-1)
 
 
 def conv1d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -115,31 +134,22 @@ class RowPlan:
         """Return the plan of layers of a kind with a weight [out_features, in_features], or for
         ``Conv1D`` [in_features, out_features].
         """
-        layout = (weight.shape, weight.stride(), weight.dtype, weight.device)
-        return _plan_of_layout(*layout, has_bias, kind)
+        return _plan_of_layout(layout_of(weight), has_bias, kind)
 
 
 @functools.cache
-def _plan_of_layout(
-    shape: torch.Size,
-    stride: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    has_bias: bool,
-    kind: LayerType,
-) -> RowPlan:
-    return RowPlan(layer_of_layout(shape, stride, dtype, device, has_bias, kind))
+def _plan_of_layout(layout: Layout, has_bias: bool, kind: LayerType) -> RowPlan:
+    return RowPlan(layer_of_layout(layout, has_bias, kind))
 
 
-def layer_of_layout(
-    shape: torch.Size,
-    stride: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    has_bias: bool,
-    kind: LayerType,
-) -> Any:
+def layout_of(weight: torch.Tensor) -> Layout:
+    """Return how a weight lies in memory."""
+    return weight.shape, weight.stride(), weight.dtype, weight.device
+
+
+def layer_of_layout(layout: Layout, has_bias: bool, kind: LayerType) -> Any:
     """Return a layer of a kind with a weight like that: it holds anything."""
+    shape, stride, dtype, device = layout
     layer: Any
     with torch.device("meta"):  # its own weights would be drawn at random
         arguments = {} if kind is Conv1D else {"bias": has_bias}
