@@ -179,6 +179,19 @@ class Pass:
 # Keys and values of 64 tokens.
 BLOCK_BYTES = 64 * (4 * HEAD_SIZE + 2)
 
+SIMPLE = Kernel(
+    "attention, 16 x 64 tokens",
+    "attention/attention.cu",
+    "attention_kernelILi4ELb0E",
+    "IMMA",
+    1,
+    (2,),
+    0.0,
+    4,
+    16 * 64 * HEAD_SIZE * 2 * 2 * 4,
+    BLOCK_BYTES,
+)
+
 KERNELS = {
     "prompt": Kernel(
         "attention in prompts, 128 x 64 tokens",
@@ -193,29 +206,9 @@ KERNELS = {
         BLOCK_BYTES,
         "LDGSTS",
     ),
-    "simple": Kernel(
-        "attention, 16 x 64 tokens",
-        "attention/attention.cu",
-        "attention_kernelILi4ELb0E",
-        "IMMA",
-        1,
-        (2,),
-        0.0,
-        4,
-        16 * 64 * HEAD_SIZE * 2 * 2 * 4,
-        BLOCK_BYTES,
-    ),
-    "decode": Kernel(
-        "attention in decoding, 16 x 64 tokens",
-        "attention/attention.cu",
-        "attention_kernelILi4ELb1E",
-        "IMMA",
-        1,
-        (2,),
-        0.0,
-        4,
-        16 * 64 * HEAD_SIZE * 2 * 2 * 4,
-        BLOCK_BYTES,
+    "simple": SIMPLE,
+    "decode": replace(
+        SIMPLE, what="attention in decoding, 16 x 64 tokens", symbol="attention_kernelILi4ELb1E"
     ),
     "many": Kernel(
         "product, 128 x 96 x 64 channels",

@@ -6,9 +6,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
-#include <cstdlib>
 #include <optional>
-#include <string>
 
 #include "bindings/cuda_device.h"
 #include "bindings/cuda_tensor_cores.h"

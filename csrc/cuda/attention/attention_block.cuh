@@ -79,10 +79,7 @@ struct Attention {
 
   // The warp's tile of the block of tokens from `first` on, or nothing if no row sees it.
   __device__ __forceinline__ const uint8_t* find(int32_t first, const uint8_t** scales) const {
-    const int32_t token = first + warp * kTileTokens;
-    *scales = nullptr;
-    if (token > seen.last || token + kTileTokens <= seen.first) return nullptr;
-    const FoundTile found(task, piece, token / kTileTokens);
+    const FoundTile found(task, piece, seen, first / kTileTokens + warp);
     *scales = found.scales;
     return found.digits;
   }

@@ -180,7 +180,7 @@ struct PromptGroup {
     }
   }
 
-  // Where a row sees no token, it keeps what it has: of that, unit 0 tells.
+  // Where a row sees no token, it keeps what it has: of that, a unit below 0 tells.
   __device__ __forceinline__ void gather_sum(const BlockExponents& largest, int32_t sum, int r,
                                              float& kept, float& unit) {
     const int32_t weight = largest.weight[r] - kExponentBias;

@@ -60,14 +60,8 @@ struct PromptLoader {
     at.advance();
   }
 
-  __device__ __forceinline__ FoundTile find(int32_t tile) const {
-    const bool is_seen =
-        tile * kTileTokens <= seen.last && tile * kTileTokens + kTileTokens > seen.first;
-    return is_seen ? FoundTile(task, piece, tile) : FoundTile();
-  }
-
   __device__ __forceinline__ void load(int32_t block, PromptStage<kSize>& stage) const {
-    const FoundTile found = find(block * kBlockTiles + own_tile);
+    const FoundTile found(task, piece, seen, block * kBlockTiles + own_tile);
     if (found.digits != nullptr) {
       // Of full rows the loops are unrolled.
       if (size == kSize) {
@@ -133,7 +127,7 @@ struct PromptLoader {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int token = lane + i * kWarp;
-      const FoundTile found = find(block * kBlockTiles + token / kTileTokens);
+      const FoundTile found(task, piece, seen, block * kBlockTiles + token / kTileTokens);
       const bool is_there = found.scales != nullptr;
       const uint8_t* own = found.scales + token % kTileTokens;
       keys[i] = is_there ? own[0] : static_cast<int32_t>(kInvalidScale);

@@ -74,16 +74,17 @@ struct QueryPiece {
   }
 };
 
-// Where a tile of a sequence's tokens lies in the cache; nowhere if there is no page for it.
+// Where a tile of a sequence's tokens lies in the cache; nowhere if none of them is seen, or there is
+// no page for it.
 struct FoundTile {
   const uint8_t* digits = nullptr;
   const uint8_t* scales = nullptr;
 
-  FoundTile() = default;
-
   template <int kRows>
   __device__ __forceinline__ FoundTile(const PagedAttention& task, const QueryPiece<kRows>& piece,
-                                       int32_t tile) {
+                                       const SeenTokens& seen, int32_t tile) {
+    const int32_t token = tile * kTileTokens;
+    if (token > seen.last || token + kTileTokens <= seen.first) return;
     const auto page_tiles = static_cast<int32_t>(task.cache.page_tiles);
     const int32_t block = tile / page_tiles;
     const int32_t page = block < task.width ? piece.pages[block] : -1;
