@@ -22,6 +22,7 @@ from tests.reference import equal_to_the_end, generate_all
 from tests.sizes import size
 from vllm import SamplingParams
 from vllm.hf_compat.answers import HFOutput
+from vllm.hf_exact.model import NO_ADAPTER
 from vllm.lora.request import LoRARequest
 
 if TYPE_CHECKING:
@@ -61,6 +62,15 @@ def test_report_of_an_engine(exact_engine: LLM) -> None:
     (row,) = report.rows
     assert (row.kind, row.count, row.has_hf_bits) == ("LlamaForCausalLM", 1, True)
     assert report.has_hf_bits
+
+
+def prompts_together(model: Any) -> bool:
+    """Whether exact mode computes prompts together (with `LLM.apply_model`)."""
+    return bool(model.groups_prompts[NO_ADAPTER])
+
+
+def test_prompts_are_computed_together(exact_engine: LLM) -> None:
+    assert exact_engine.apply_model(prompts_together) == [True]
 
 
 def stock_logits(

@@ -16,9 +16,10 @@ from tests.sizes import size
 from tools.make_int8_model import FORMATS, make_int8_model
 from tools.make_random_model import make_random_model
 from tools.model_shapes import SHAPES
+from vllm.hf_exact.group import Group
 from vllm.hf_exact.grouped_decode import GroupedDecode
 from vllm.hf_exact.model import NO_ADAPTER, ExactModel
-from vllm.hf_exact.row_linear import Group, RowLinear
+from vllm.hf_exact.row_linear import RowLinear
 from vllm.hf_numerics import single_row_products
 from vllm.hf_numerics.single_row_products import GROUP_SIZES, RowPlan, same_bits
 
@@ -210,10 +211,9 @@ def test_rows_of_a_group_have_the_bits_of_rows_alone(
     for count in (2, 3, 8, 32):
         rows = torch.randn(count, 1, width).to(dtype)
         alone = torch.cat([layer(row) for row in rows.split(1)])
-        group.is_active = True
-        assert same_bits(stand_in(rows), alone)
-        assert same_bits(stand_in(rows[:, 0]), alone[:, 0])
-        group.is_active = False
+        with group.of_rows():
+            assert same_bits(stand_in(rows), alone)
+            assert same_bits(stand_in(rows[:, 0]), alone[:, 0])
         assert same_bits(stand_in(rows), layer(rows))
 
 

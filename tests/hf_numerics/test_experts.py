@@ -15,8 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tests.deterministic.models import random_weights
 from tests.loaded_models import engine_config, model_of
 from vllm.forward_context import set_forward_context
-from vllm.hf_exact.alone import make_pages
-from vllm.hf_exact.grouped_decode import GroupedDecode
+from vllm.hf_exact.group import Group
+from vllm.hf_exact.stand_ins import stand_in
 from vllm.hf_numerics.experts import HFExpertsMethod
 from vllm.hf_numerics.single_row_experts import RowExperts
 
@@ -127,10 +127,11 @@ def test_a_group_of_exact_mode(
     x = torch.randn(40, 1, 256, generator=torch.Generator().manual_seed(0)).to(dtype)
     alone = torch.cat([mixture(row) for row in x.split(1)])
     rows = record_rows(monkeypatch, type(mixture.experts))
-    grouped = GroupedDecode(model, make_pages(model))
-    grouped._group.is_active = True
+    group = Group()
+    stand_in(model, group)
     rows.clear()
-    assert torch.equal(mixture(x), alone)
+    with group.of_rows():
+        assert torch.equal(mixture(x), alone)
     assert rows == ([1] * 40 if kind == "qwen2_moe" else [])
 
 

@@ -24,9 +24,8 @@ class Alone:
     def __init__(self, model: PreTrainedModel, layers: Sequence[LayerPages]) -> None:
         self._model = model
         self._layers = layers
-        parameters = inspect.signature(model.forward).parameters
-        self._takes_positions = "position_ids" in parameters
-        self._keeps_last = "logits_to_keep" in parameters
+        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self._keeps_last = keeps_last(model)
 
     def __call__(
         self, input_ids: torch.Tensor, known: int, blocks: torch.Tensor, dropped: int = 0
@@ -87,9 +86,19 @@ class Alone:
 
     def _store(self, cache: Any, known: int, seq_len: int, blocks: torch.Tensor) -> None:
         """Write what HF's cache has of the tokens from `known` to `seq_len`."""
+        slots = self._layers[0].slots_of(blocks, torch.arange(known, seq_len, device=blocks.device))
         for pages, layer in zip(self._layers, cache.layers, strict=True):
-            num_new = min(seq_len - known, layer.keys.shape[2])
-            pages.write(blocks, seq_len, layer.keys[:, :, -num_new:], layer.values[:, :, -num_new:])
+            num_new = min(len(slots), layer.keys.shape[2])
+            pages.write(
+                slots[len(slots) - num_new :],
+                layer.keys[0, :, -num_new:].transpose(0, 1),
+                layer.values[0, :, -num_new:].transpose(0, 1),
+            )
+
+
+def keeps_last(model: PreTrainedModel) -> bool:
+    """Whether a model can be asked for the logits of some tokens alone."""
+    return "logits_to_keep" in inspect.signature(model.forward).parameters
 
 
 def sliding_windows(model: PreTrainedModel, num_layers: int) -> list[int | None]:

@@ -11,29 +11,24 @@ the loaded weights; if it does not, requests are computed alone.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel
-from transformers.activations import ACT2CLS
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.pytorch_utils import Conv1D
 
 from vllm.fork_ops import has_paged_sdpa
 from vllm.hf_exact.alone import sliding_windows
+from vllm.hf_exact.attention_name import AttentionName
+from vllm.hf_exact.group import Group
 from vllm.hf_exact.kv_pages import LayerPages
-from vllm.hf_exact.row_linear import Group, RowLinear
 from vllm.hf_numerics.paged_attention import attend_in_pages
-from vllm.hf_numerics.single_row_experts import PLAIN_MIXTURES, RowExperts
-from vllm.hf_numerics.single_row_products import RowPlan
 
-_ACTIVATIONS = {one[0] if isinstance(one, tuple) else one for one in ACT2CLS.values()}
 _ROPES = {"default", "linear", "llama3", "yarn"}  # others look at how long a sequence is
 
 
@@ -92,6 +87,7 @@ class GroupCache(DynamicCache):
         self._pages, self._windows = layers, windows
         self._blocks, self._positions = blocks, positions
         self._places = torch.tensor(positions, device=blocks.device)
+        self._slots = layers[0].slots_of(blocks, self._places)
         self._starts = {
             window: torch.clamp_min(self._places + 1 - (window or self._places.max() + 1), 0)
             for window in set(windows)
@@ -107,7 +103,7 @@ class GroupCache(DynamicCache):
     ) -> tuple[Any, Any]:
         """Store [num_requests, num_heads, 1, head_size]; return where all are, twice."""
         pages = self._pages[layer_idx]
-        pages.write_each(self._blocks, self._places, key_states[:, :, 0], value_states[:, :, 0])
+        pages.write(self._slots, key_states[:, :, 0], value_states[:, :, 0])
         starts = self._starts[self._windows[layer_idx]]
         found = GroupPages(pages, self._blocks, starts, self._places + 1)
         return found, found
@@ -144,39 +140,15 @@ class GroupedDecode:
     Args:
         model: for which `can_group` holds.
         layers: the pages of each layer.
+        group: of the layers that stand in for the model's (`stand_in`).
     """
 
-    def __init__(self, model: PreTrainedModel, layers: Sequence[LayerPages]) -> None:
+    def __init__(self, model: PreTrainedModel, layers: Sequence[LayerPages], group: Group) -> None:
         self._model = model
         self._layers = layers
         self._windows = sliding_windows(model, len(layers))
-        self._stock = model.config._attn_implementation
-        found = (getattr(module, "config", None) for module in model.modules())
-        self._configs = {id(one): one for one in found if one is not None}.values()
-        self._group = Group()
-        self.stand_in()
-
-    def stand_in(self) -> None:
-        """Stand in for the layers that do not treat rows alone; again, for those that are new."""
-        for module in self._model.modules():
-            if _is_plain_mixture(module):
-                self._stand_in_for_mixture(module)
-            elif "forward" in vars(module):
-                continue
-            elif type(module) in (nn.Linear, Conv1D):
-                plan = RowPlan.of_weight(module.weight, module.bias is not None, type(module))
-                vars(module)["forward"] = RowLinear(module, plan, self._group)
-            elif (
-                isinstance(module, nn.Linear)
-                or hasattr(module, "experts")
-                or type(module) in _ACTIVATIONS
-            ):
-                vars(module)["forward"] = _row_by_row(module.forward, self._group)
-
-    def _stand_in_for_mixture(self, mixture: Any) -> None:
-        if "forward" not in vars(mixture.gate):
-            vars(mixture.gate)["forward"] = _row_by_row(mixture.gate.forward, self._group)
-            vars(mixture.experts)["forward"] = _rows_together(mixture.experts, self._group)
+        self._attention = AttentionName(model, _GROUPED[model.config._attn_implementation])
+        self._group = group
 
     def __call__(
         self, token_ids: torch.Tensor, blocks: torch.Tensor, positions: Sequence[int]
@@ -193,7 +165,7 @@ class GroupedDecode:
         """
         cache = GroupCache(self._layers, self._windows, blocks, positions)
         places = torch.tensor(positions, device=token_ids.device)[:, None]
-        with self._row_by_row():
+        with self._group.of_rows(), self._attention.is_used():
             output = self._model(
                 input_ids=token_ids[:, None],
                 position_ids=places,
@@ -202,58 +174,6 @@ class GroupedDecode:
                 return_dict=True,
             )
         return output.logits[:, -1]
-
-    @contextmanager
-    def _row_by_row(self) -> Iterator[None]:
-        """Let the model's layers treat each request alone while they compute a group."""
-        self._group.is_active = True
-        for config in self._configs:
-            config._attn_implementation_internal = _GROUPED[self._stock]
-        try:
-            yield
-        finally:
-            self._group.is_active = False
-            for config in self._configs:
-                config._attn_implementation_internal = self._stock
-
-
-def _row_by_row(forward: Callable[..., Any], group: Group) -> Callable[..., Any]:
-    """Return `forward`, called for each request of a group alone.
-
-    Experts multiply the rows that are sent to them. Activations round differently where PyTorch's
-    loop over a tensor ends, or is split between threads, and no whole vector is left.
-    """
-
-    def each(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if not group.is_active:
-            return forward(x, *args, **kwargs)
-        answers = [forward(row, *args, **kwargs) for row in x.split(1)]
-        if isinstance(answers[0], tuple):
-            return tuple(torch.cat(parts) for parts in zip(*answers, strict=True))
-        return torch.cat(answers)
-
-    return each
-
-
-def _is_plain_mixture(module: nn.Module) -> bool:
-    config = getattr(getattr(module, "experts", None), "config", None)
-    return getattr(config, "model_type", None) in PLAIN_MIXTURES
-
-
-def _rows_together(experts: nn.Module, group: Group) -> Callable[..., Any]:
-    """Return the forward of experts, in which tokens of a group share products."""
-    forward, together = experts.forward, RowExperts(experts)
-
-    def compute(*rows: torch.Tensor) -> torch.Tensor:
-        if not group.is_active:
-            return forward(*rows)
-        group.is_active = False  # the activation takes a token's experts together
-        try:
-            return together(*rows)
-        finally:
-            group.is_active = True
-
-    return compute
 
 
 def _attend_as(stock: str) -> Callable[..., Any]:
@@ -273,7 +193,7 @@ def _attend_as(stock: str) -> Callable[..., Any]:
             else ALL_ATTENTION_FUNCTIONS[stock]
         )
         is_gqa = getattr(module, "num_key_value_groups", 1) > 1
-        if function is sdpa_attention_forward and _has_operator(found.pages, is_gqa, **kwargs):
+        if function is sdpa_attention_forward and calls_only_sdpa(found.pages, is_gqa, **kwargs):
             return _attend_in_pages(query, found, is_gqa, **kwargs), None
         one = [
             function(module, query[i : i + 1], *found.read(i), None, **kwargs)[0]
@@ -284,10 +204,12 @@ def _attend_as(stock: str) -> Callable[..., Any]:
     return attend
 
 
-def _has_operator(
+def calls_only_sdpa(
     pages: LayerPages, is_gqa: bool, position_bias: object = None, **_: object
 ) -> bool:
-    """Whether all that ``sdpa_attention_forward`` would do is call PyTorch's function."""
+    """Whether all that ``sdpa_attention_forward`` would do is call PyTorch's function, for which
+    there is an operator.
+    """
     repeats_heads = is_gqa and not pages.key_size == pages.value_size <= 256
     return has_paged_sdpa(pages.kv_cache.device) and position_bias is None and not repeats_heads
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from vllm.fork_ops import append_to_pages
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.v1.attention.backend import (
     AttentionBackend,
@@ -139,51 +140,28 @@ class LayerPages(AttentionLayerBase):
         found = pages[None, :, start - first * size : stop - first * size]
         return found[..., : self.key_size], found[..., self.key_size :]
 
-    def write(
-        self, blocks: torch.Tensor, stop: int, keys: torch.Tensor, values: torch.Tensor
-    ) -> None:
+    def write(self, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store keys and values.
 
         Args:
-            blocks: int [num_blocks], of the request.
-            stop: the position after the last one.
-            keys: [1, num_heads, num_tokens, key_size].
-            values: [1, num_heads, num_tokens, value_size].
+            slots: int64 [num_tokens] (`slots_of`).
+            keys: [num_tokens, num_heads, key_size].
+            values: [num_tokens, num_heads, value_size].
         """
-        positions = torch.arange(stop - keys.shape[2], stop, device=blocks.device)
-        pages = blocks[positions // self._block_size]
-        self._put(pages, positions, keys[0].transpose(0, 1), values[0].transpose(0, 1))
+        keys, values = (x if x.stride(-1) == 1 else x.contiguous() for x in (keys, values))
+        append_to_pages(self.kv_cache, keys, values, slots)
 
-    def write_each(
-        self,
-        blocks: torch.Tensor,
-        positions: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-    ) -> None:
-        """Store one key and value of each of several requests.
+    def slots_of(self, blocks: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the places of tokens, in all layers.
 
         Args:
-            blocks: int [num_requests, max_blocks].
-            positions: int64 [num_requests], where.
-            keys: [num_requests, num_heads, key_size].
-            values: [num_requests, num_heads, value_size].
+            blocks: int [num_tokens, max_blocks] of the request of each, or [max_blocks] of all.
+            positions: int64 [num_tokens].
         """
-        pages = blocks.gather(1, (positions // self._block_size)[:, None])[:, 0]
-        self._put(pages, positions, keys, values)
+        pages, size = positions // self._block_size, self._block_size
+        own = blocks.gather(-1, pages[:, None])[:, 0] if blocks.dim() > 1 else blocks[pages]
+        return own.long() * size + positions % size
 
     @property
     def _block_size(self) -> int:
         return self.kv_cache.shape[2]
-
-    def _put(
-        self,
-        pages: torch.Tensor,
-        positions: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-    ) -> None:
-        """Store [num_tokens, num_heads, size] in the blocks that have their positions."""
-        pages, offsets = pages.long(), positions % self._block_size
-        self.kv_cache[pages, :, offsets, : self.key_size] = keys
-        self.kv_cache[pages, :, offsets, self.key_size :] = values

@@ -21,9 +21,12 @@ from vllm.forward_context import get_forward_context
 from vllm.hf_compat.row_ids import prompt_length
 from vllm.hf_exact.adapters import PeftAdapters
 from vllm.hf_exact.alone import Alone, make_pages
+from vllm.hf_exact.group import Group
 from vllm.hf_exact.grouped_decode import GroupedDecode, can_group
+from vllm.hf_exact.grouped_prompts import GroupedPrompts, can_group_prompts
 from vllm.hf_exact.kv_pages import StepMetadata
-from vllm.hf_exact.self_check import equal_group_sizes
+from vllm.hf_exact.self_check import equal_group_sizes, why_no_prompts
+from vllm.hf_exact.stand_ins import stand_in
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
@@ -48,6 +51,7 @@ class ExactModel(nn.Module):
 
     Attributes:
         group_sizes: for each adapter, how many of its requests can be computed together.
+        groups_prompts: for each adapter, whether prompts can.
         adapters: None if LoRA is not enabled.
     """
 
@@ -61,8 +65,15 @@ class ExactModel(nn.Module):
         for i, layer in enumerate(self.layers):
             context[f"{_PREFIX}.{i}"] = layer
         self.alone = Alone(model, self.layers)
-        self.grouped = GroupedDecode(model, self.layers) if can_group(model) else None
+        self._group = Group()
+        self.grouped: GroupedDecode | None = None
+        self.prompts: GroupedPrompts | None = None
+        if can_group(model):
+            self.grouped = GroupedDecode(model, self.layers, self._group)
+        if can_group_prompts(model):
+            self.prompts = GroupedPrompts(model, self.layers, self._group)
         self.group_sizes: dict[int, list[int]] = {}
+        self.groups_prompts: dict[int, bool] = {}
         self._logits: list[torch.Tensor] = []
         self.adapters: PeftAdapters | None = None
         if (config := vllm_config.lora_config) is not None:
@@ -73,12 +84,13 @@ class ExactModel(nn.Module):
         """Find out how many requests with an adapter, which is active, can be computed together."""
         sizes: list[int] = []
         if self.grouped is not None:
-            self.grouped.stand_in()
+            stand_in(self.model, self._group)
             sizes = equal_group_sizes(
                 self.grouped, self.alone, self.layers, self._vocab_size, self.model.device
             )
         self.group_sizes[adapter_id] = sizes
         name = type(self.model).__name__ + (f" with adapter {adapter_id}" if adapter_id else "")
+        self.groups_prompts[adapter_id] = self.prompts is not None and self._may_group(name)
         if sizes:
             most = sizes[0]
             logger.info(
@@ -86,6 +98,14 @@ class ExactModel(nn.Module):
             )
         else:
             logger.warning('hf_compat="exact": %s is computed one request at a time.', name)
+
+    def _may_group(self, name: str) -> bool:
+        """Whether prompts, with the adapter that is active, can be computed together."""
+        assert self.prompts is not None
+        reason = why_no_prompts(self.model, self.prompts, self.alone, self.layers, self._vocab_size)
+        if reason is not None:
+            logger.info('hf_compat="exact": prompts of %s are computed alone: %s.', name, reason)
+        return reason is None
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Replace weights, all or some, by the names of Transformers' model.
@@ -141,7 +161,7 @@ class ExactModel(nn.Module):
             own = {i: num for i, num in enumerate(num_new) if num and adapters[i] == adapter_id}
             if self.adapters is not None:
                 self.adapters.activate(adapter_id)
-            self._advance_all(own, self.group_sizes[adapter_id], step, places)
+            self._advance_all(own, adapter_id, step, places)
         return places
 
     def _adapters_of(self, num_requests: int) -> list[int]:
@@ -152,17 +172,32 @@ class ExactModel(nn.Module):
         return batch.request_lora_mapping[:num_requests].tolist()
 
     def _advance_all(
-        self, num_new: dict[int, int], sizes: list[int], step: StepMetadata, places: torch.Tensor
+        self, num_new: dict[int, int], adapter_id: int, step: StepMetadata, places: torch.Tensor
     ) -> None:
         """Compute requests, each with a number of new tokens, that share an adapter."""
         one_each = [i for i, num in num_new.items() if num == 1 and step.seq_lens[i] > 1]
-        together = _groups(one_each, sizes)
+        together = _groups(one_each, self.group_sizes[adapter_id])
         for group in together:
             self._keep(places, [step.starts[i] for i in group], self._advance_group(group, step))
+        if self.prompts is not None and self.groups_prompts[adapter_id]:
+            whole = {i: num for i, num in num_new.items() if self._is_whole_prompt(i, num, step)}
+            for group in self.prompts.split(whole):
+                last = [step.starts[i] + num_new[i] - 1 for i in group]
+                self._keep(places, last, self._begin_group(group, step))
+                together.append(group)
         grouped = {i for group in together for i in group}
         for i, num in num_new.items():
             if i not in grouped:
                 self._advance(i, num, step, places)
+
+    def _is_whole_prompt(self, i: int, num_new: int, step: StepMetadata) -> bool:
+        """Whether the new tokens of a request are its prompt, of which the last logits are due."""
+        runner = runner_of(self._vllm_config)
+        request = runner.requests[runner.input_batch.req_ids[i]]
+        return (
+            num_new == step.seq_lens[i] == prompt_length(request)
+            and request.req_id not in runner.num_prompt_logprobs
+        )
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Return the logits of some tokens (``VllmModel.compute_logits``).
@@ -190,6 +225,15 @@ class ExactModel(nn.Module):
         positions = [step.seq_lens[i] - 1 for i in group]
         newest = torch.from_numpy(batch.token_ids_cpu[group, positions].astype("int64"))
         return self.grouped(newest.to(step.block_table.device), step.block_table[group], positions)
+
+    def _begin_group(self, group: list[int], step: StepMetadata) -> torch.Tensor:
+        """Compute the prompts of a group of requests; return their last logits."""
+        assert self.prompts is not None
+        token_ids = runner_of(self._vllm_config).input_batch.token_ids_cpu
+        prompts = [
+            torch.from_numpy(token_ids[i, : step.seq_lens[i]].astype("int64")) for i in group
+        ]
+        return self.prompts(prompts, step.block_table[group])
 
     def _advance(self, i: int, num_new: int, step: StepMetadata, places: torch.Tensor) -> None:
         """Compute the tokens of one request, and keep its logits."""

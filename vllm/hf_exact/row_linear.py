@@ -1,4 +1,4 @@
-"""Linear layers of Transformers' models, for a group of requests with one row each."""
+"""Linear layers of Transformers' models, for one token of each of several requests, or prompts."""
 
 from __future__ import annotations
 
@@ -7,19 +7,10 @@ from torch import nn
 from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
-from vllm.hf_numerics.row_counts import ManyRows, counts_of_layout
+from vllm.hf_exact.group import Group
+from vllm.hf_numerics.prompts_together import PromptsTogether
+from vllm.hf_numerics.row_counts import ManyRows, RowCounts, counts_of_layout
 from vllm.hf_numerics.single_row_products import LayerType, RowPlan, RowsApart, conv1d, layout_of
-
-
-class Group:
-    """Whether a model computes a group of requests now, or one alone.
-
-    Attributes:
-        is_active: a group, one row of each.
-    """
-
-    def __init__(self) -> None:
-        self.is_active = False
 
 
 class RowLinear:
@@ -39,19 +30,36 @@ class RowLinear:
         product = conv1d if isinstance(layer, Conv1D) else linear
         layout = layout_of(layer.weight)
         kind: LayerType = type(layer)
+
+        def counts(has_bias: bool) -> RowCounts:
+            return counts_of_layout(layout, has_bias, kind)
+
         self._apart = RowsApart(plan, product)
-        self._group_product = ManyRows(
-            self._apart,
-            product,
-            lambda has_bias: counts_of_layout(layout, has_bias, kind),
-        )
+        self._rows = ManyRows(self._apart, product, counts)
+        self._prompts = PromptsTogether(self._rows, product, lambda has_bias: [counts(has_bias)])
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the product, of a group [num_requests, ..., in_features]."""
-        if not self._group.is_active and not self._is_faster(x):
+        """Return the product.
+
+        Args:
+            x: [num_requests, ..., in_features] of rows; of prompts [1, num_tokens, in_features], or
+                [1, num_prompts, in_features] of their last tokens.
+        """
+        if self._group.prompts and x.shape[-2] == self._group.prompts[-1][2]:
+            product = self._of_prompts(x.flatten(0, -2))
+        elif self._group.is_active or self._is_faster(x):
+            product = self._rows(x.flatten(0, -2), self._layer.weight, self._layer.bias)
+        else:
             return self._alone(x)
-        product = self._group_product(x.flatten(0, -2), self._layer.weight, self._layer.bias)
         return product.view(*x.shape[:-1], -1)
+
+    def _of_prompts(self, rows: torch.Tensor) -> torch.Tensor:
+        weight, bias = self._layer.weight, self._layer.bias
+        parts = self._prompts.parts(self._group.prompts, bias is not None)
+        if len(parts) == 1:
+            return parts[0][0](rows, weight, bias)
+        pieces = [multiply(rows[begin:end], weight, bias) for multiply, begin, end in parts]
+        return torch.cat(pieces)
 
     def _is_faster(self, x: torch.Tensor) -> bool:
         """Whether the fork's product takes x, which is a single row, with the bits it has alone."""

@@ -6,14 +6,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from torch import nn
 
 from vllm.hf_exact.alone import Alone
 from vllm.hf_exact.grouped_decode import GroupedDecode, PagesAreReadError
+from vllm.hf_exact.grouped_prompts import GroupedPrompts
 from vllm.hf_exact.kv_pages import LayerPages
+from vllm.hf_exact.operations import Operations
 from vllm.hf_numerics.single_row_products import GROUP_SIZES, same_bits
 
 _BLOCK_SIZE = 16
 _NUM_BLOCKS = 4  # of each request
+_PROMPTS = (2, 33, 64, 17, 64, 5, 48)  # tokens of each
 
 
 @torch.inference_mode()
@@ -69,6 +73,56 @@ def equal_group_sizes(
             return [size for size in GROUP_SIZES if is_equal(size)]
         except PagesAreReadError:
             return []
+
+
+@torch.inference_mode()
+def why_no_prompts(
+    model: nn.Module,
+    grouped: GroupedPrompts,
+    alone: Alone,
+    layers: Sequence[LayerPages],
+    vocab_size: int,
+) -> str | None:
+    """Return why prompts are not computed together; None if each has the logits, keys and values
+    that it has alone.
+
+    Lengths that are not tried are equal, too, if nothing but the layers with stand-ins depends on
+    them, which is looked at.
+
+    Args:
+        model: of `grouped`, with its stand-ins.
+        grouped: what is tried.
+        alone: computes one request.
+        layers: the pages of each layer, for which others stand in meanwhile.
+        vocab_size: of the model.
+    """
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(vocab_size, (num,), generator=generator) for num in _PROMPTS]
+    groups = grouped.split(dict(enumerate(map(len, prompts))))
+    if not groups:
+        return "its windows are too narrow"
+    prompts = [prompts[i] for i in groups[0]]
+    num_blocks = len(prompts) * _NUM_BLOCKS
+    blocks = torch.arange(num_blocks, dtype=torch.int32).view(-1, _NUM_BLOCKS)
+    with _own_pages(layers, num_blocks, blocks.device):
+        expected = [
+            alone(prompt[None], 0, own)[0] for prompt, own in zip(prompts, blocks, strict=True)
+        ]
+        after = [layer.kv_cache.clone() for layer in layers]
+        for layer in layers:
+            layer.kv_cache.zero_()
+        try:
+            with Operations(model) as operations:
+                logits = grouped(prompts, blocks)
+        except Exception as error:  # a model's own code may not take what it is given
+            return f"it cannot be called for several ({type(error).__name__}: {error})"
+        pairs = [(logits, torch.cat(expected))]
+        pairs += [(layer.kv_cache, pages) for layer, pages in zip(layers, after, strict=True)]
+    if operations.others:
+        return f"what it does might depend on others ({', '.join(sorted(operations.others))})"
+    if not all(same_bits(*pair) for pair in pairs):
+        return "others would change their bits"
+    return None
 
 
 @contextmanager

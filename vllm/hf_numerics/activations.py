@@ -43,7 +43,12 @@ def by_request(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> 
 
 def parts(num_rows: int, size: int) -> tuple[tuple[int, int], ...]:
     """Return first row and end of what is computed at once, of rows of a step."""
-    return _parts_of(step_runs(num_rows), size, torch.get_num_threads())
+    return parts_of_runs(step_runs(num_rows), size)
+
+
+def parts_of_runs(runs: tuple[Run, ...], size: int) -> tuple[tuple[int, int], ...]:
+    """As `parts`, of rows with `size` elements."""
+    return _parts_of(runs, size, torch.get_num_threads())
 
 
 @functools.lru_cache(maxsize=64)
