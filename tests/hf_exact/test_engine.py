@@ -39,17 +39,19 @@ def dtype(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def exact_engine(dtype: str) -> Iterator[LLM]:
     """Its KV cache is too small for the requests of these tests."""
-    with bundled_engine(
-        hf_compat="exact",
-        dtype=dtype,
-        max_model_len=512,
-        max_num_batched_tokens=512,
-        block_size=16,
-        num_gpu_blocks_override=64,
-        enable_lora=True,
-        max_loras=2,
-    ) as llm:
-        yield llm
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # for `apply_model`
+        with bundled_engine(
+            hf_compat="exact",
+            dtype=dtype,
+            max_model_len=512,
+            max_num_batched_tokens=512,
+            block_size=16,
+            num_gpu_blocks_override=64,
+            enable_lora=True,
+            max_loras=2,
+        ) as llm:
+            yield llm
 
 
 @pytest.fixture(scope="module")
