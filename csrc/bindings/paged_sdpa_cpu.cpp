@@ -16,29 +16,6 @@
 namespace vllm_fork {
 namespace {
 
-// Where the keys of a request's tokens [first, last) are, and its values `size` further on.
-struct TokenPlaces {
-  const uint16_t* cache;  // of a head
-  int64_t page;           // from one to the next, and from one token to the next
-  int64_t token;
-  int64_t block_size;
-  int64_t size;
-
-  void write(const int32_t* blocks, int64_t first, int64_t last, const uint16_t** keys,
-             const uint16_t** values) const {
-    int64_t t = first;
-    while (t < last) {
-      const int64_t begin = t / block_size * block_size;
-      const uint16_t* own = cache + blocks[t / block_size] * page;
-      const int64_t end = std::min(begin + block_size, last);
-      for (; t < end; ++t) {
-        *keys++ = own + (t - begin) * token;
-        *values++ = own + (t - begin) * token + size;
-      }
-    }
-  }
-};
-
 // Keys and values are read where they are.
 Tensor attend_in_one(const Tensor& query, const Tensor& pages, const Tensor& blocks,
                      const int64_t* starts, const int64_t* stops, double scale) {

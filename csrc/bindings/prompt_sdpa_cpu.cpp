@@ -1,5 +1,10 @@
 // The CPU implementation of prompt_sdpa.
+#include <atomic>
+#include <cmath>
+#include <vector>
+
 #include "bindings/sdpa_cpu.h"
+#include "cpu/isa.h"
 
 namespace vllm_fork {
 namespace {
@@ -91,13 +96,95 @@ void write_rows(const Tensor& attended, const Span& span, Tensor& result) {
   }
 }
 
+void check_in_one(const Tensor& query, const Tensor& pages, int64_t key_size, double scale,
+                  bool is_there) {
+  check(is_there, kPrompts, ": this CPU has no instructions for in_one.");
+  check_dtype(kPrompts, "query", query, ScalarType::BFloat16);
+  check(key_size % kPromptColumns == 0 && key_size <= kPromptHeadSize &&
+            pages.size(3) == 2 * key_size,
+        kPrompts, ": in_one takes keys and values of the same multiple of ", kPromptColumns,
+        " columns, up to ", kPromptHeadSize, ", but they have ", key_size, " and ",
+        pages.size(3) - key_size, ".");
+  check(pages.size(1) > 0 && query.size(1) % pages.size(1) == 0, kPrompts,
+        ": query must have a multiple of the ", pages.size(1), " heads of pages, but has ",
+        query.size(1), ".");
+  check(scale > 0, kPrompts, ": in_one takes a positive scale, but it is ", scale, ".");
+}
+
+// Some queries of a prompt, with the heads that share keys and values.
+struct Task {
+  const Span* span;
+  int64_t kv_head, first, last;
+};
+
+// Each thread takes the next task when it is ready; the ones that see most tokens come first.
+std::vector<Task> tasks_of(const Span* spans, int64_t count, int64_t kv_heads) {
+  constexpr int64_t kQueries = 128;
+  std::vector<Task> tasks;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t begin = spans[i].length - spans[i].queries();
+    for (int64_t last = spans[i].length; last > begin;) {
+      const int64_t first = std::max(begin, (last - 1) / kQueries * kQueries);
+      for (int64_t head = 0; head < kv_heads; ++head) tasks.push_back({spans + i, head, first, last});
+      last = first;
+    }
+  }
+  return tasks;
+}
+
+// Keys and values are read where they are, and written once as float32.
+void attend_in_one(const Tensor& query, const Tensor& pages, const Tensor& blocks,
+                   const Span* spans, int64_t count, double scale, Tensor& result) {
+  const int64_t kv_heads = pages.size(1), size = query.size(2);
+  const int64_t group = query.size(1) / kv_heads;
+  const auto* all_blocks = static_cast<const int32_t*>(blocks.data_ptr());
+  const auto* cache = static_cast<const uint16_t*>(pages.data_ptr());
+  const auto* queries = static_cast<const uint16_t*>(query.data_ptr());
+  auto* out = static_cast<uint16_t*>(result.data_ptr());
+  const std::vector<Task> tasks = tasks_of(spans, count, kv_heads);
+  std::atomic<size_t> next = 0;
+  const auto work = [&](int64_t, int64_t) {
+    std::vector<const uint16_t*> places;
+    std::vector<float> scratch;
+    for (size_t i = next++; i < tasks.size(); i = next++) {
+      const auto& [span, kv_head, first, last] = tasks[i];
+      places.resize(2 * span->length);
+      const uint16_t **keys = places.data(), **values = keys + span->length;
+      TokenPlaces{cache + kv_head * pages.stride(1), pages.stride(0), pages.stride(2),
+                  pages.size(2), size}
+          .write(all_blocks + span->row * blocks.stride(0), 0, span->length, keys, values);
+      // The rows of tensors where the prompt's first token is, or would be.
+      const int64_t row = span->end - span->length;
+      const int64_t out_token = result.stride(0), query_head = query.stride(1);
+      PromptAttention given{queries + row * query.stride(0) + kv_head * group * query_head,
+                            query.stride(0), query_head, keys, values, group, size, span->length,
+                            first, last, static_cast<float>(scale), nullptr,
+                            out + row * out_token + kv_head * group * size, out_token};
+      scratch.resize(prompt_scratch(group, size, given.rows()));
+      given.scratch = scratch.data();
+      chosen_prompt_attention()(given);
+    }
+  };
+  torch::stable::parallel_for(0, static_cast<int64_t>(tasks.size()), 1, work);
+}
+
+bool has_order(int64_t length) {
+  return chosen_prompt_attention() != nullptr && has_prompt_order(length);
+}
+
 void prompt_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor spans, int64_t key_size,
-                 std::optional<double> scale, bool enable_gqa, Tensor result) {
+                 std::optional<double> scale, bool enable_gqa, bool in_one, Tensor result) {
   check_arguments(query, pages, blocks, spans, key_size, result);
   const auto* all = reinterpret_cast<const Span*>(spans.const_data_ptr<int64_t>());
   for (int64_t i = 0; i < spans.size(0); ++i) check_span(i, all[i], query, pages, blocks);
   const auto* all_blocks = static_cast<const int32_t*>(blocks.data_ptr());
   const int64_t value_size = pages.size(3) - key_size;
+  if (in_one) {
+    const double factor = scale.value_or(1.0 / std::sqrt(static_cast<double>(key_size)));
+    check_in_one(query, pages, key_size, factor, chosen_prompt_attention() != nullptr);
+    attend_in_one(query, pages, blocks, all, spans.size(0), factor, result);
+    return;
+  }
   for (int64_t i = 0; i < spans.size(0); ++i) {
     const Span& span = all[i];
     const int32_t* own = all_blocks + span.row * blocks.stride(0);
@@ -116,4 +203,8 @@ void prompt_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor spans, int64_
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CPU, library) {
   library.impl("prompt_sdpa", TORCH_BOX(&vllm_fork::prompt_sdpa));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CompositeExplicitAutograd, library) {
+  library.impl("has_prompt_order", TORCH_BOX(&vllm_fork::has_order));
 }

@@ -17,7 +17,8 @@ STABLE_TORCH_LIBRARY(vllm_fork, library) {
   library.def("has_token_attention() -> bool");
   library.def(
       "prompt_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor spans, int key_size, "
-      "float? scale, bool enable_gqa, Tensor(a!) result) -> ()");
+      "float? scale, bool enable_gqa, bool in_one, Tensor(a!) result) -> ()");
+  library.def("has_prompt_order(int length) -> bool");
   library.def(
       "rotate_rounded(Tensor positions, Tensor query, Tensor key, Tensor cos_sin, int head_size, "
       "bool is_neox) -> (Tensor, Tensor)");

@@ -113,4 +113,11 @@ AttendFromToken chosen_token_attention() {
   return nullptr;
 }
 
+AttendInPrompt chosen_prompt_attention() {
+#if defined(VLLM_FORK_X86)
+  if (chosen_isa().row_products != nullptr) return prompt_attention_avx512;
+#endif
+  return nullptr;
+}
+
 }  // namespace vllm_fork

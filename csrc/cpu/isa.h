@@ -7,7 +7,8 @@
 #include "cpu/product/product.h"
 #include "cpu/single_row/row_chains.h"
 #include "cpu/single_row/row_products.h"
-#include "cpu/token_attention/token_attention.h"
+#include "cpu/torch_attention/prompt_attention.h"
+#include "cpu/torch_attention/token_attention.h"
 
 namespace vllm_fork {
 
@@ -33,5 +34,7 @@ FewRowChains chosen_few_row_chains();
 // Null without AVX-512.
 using AttendFromToken = void (*)(const TokenAttention&);
 AttendFromToken chosen_token_attention();
+using AttendInPrompt = void (*)(const PromptAttention&);
+AttendInPrompt chosen_prompt_attention();
 
 }  // namespace vllm_fork

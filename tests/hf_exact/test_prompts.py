@@ -15,12 +15,12 @@ from tests.hf_exact.test_models import EAGER_ONLY, ONE_AT_A_TIME, blocks_of, exa
 from tests.sizes import size
 from tools.make_random_model import make_random_model
 from tools.model_shapes import SHAPES
-from vllm.fork_ops import prompt_sdpa
 from vllm.hf_exact import grouped_prompts
 from vllm.hf_exact.group import Group
 from vllm.hf_exact.model import NO_ADAPTER, ExactModel
 from vllm.hf_exact.operations import Operations
 from vllm.hf_exact.stand_ins import stand_in
+from vllm.hf_numerics.prompt_attention import attend_to_prompts
 from vllm.hf_numerics.row_counts import MOST_AT_ONCE
 from vllm.hf_numerics.single_row_products import same_bits
 
@@ -184,10 +184,10 @@ def test_prompts_with_other_bits_are_computed_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def nearly(*args: Any, **kwargs: Any) -> None:
-        prompt_sdpa(*args, **kwargs)
+        attend_to_prompts(*args, **kwargs)
         args[4][-1, 0, 0] += 0.01
 
-    monkeypatch.setattr(grouped_prompts, "prompt_sdpa", nearly)
+    monkeypatch.setattr(grouped_prompts, "attend_to_prompts", nearly)
     engine = exact(random_model("tinyllama-1.1b", "bfloat16", tmp_path), 1)
     assert not engine.groups_prompts[NO_ADAPTER]
 

@@ -21,7 +21,7 @@ Importing this package loads the library and needs torch only, none of the engin
 from .mt19937 import random_state, seeded_state
 from .multinomial import draw_tokens
 from .paged_sdpa import has_paged_sdpa, has_token_attention, paged_sdpa
-from .prompt_sdpa import prompt_sdpa
+from .prompt_sdpa import has_prompt_order, prompt_sdpa
 from .rounded_layers import (
     append_to_pages,
     has_rounded_layers,
@@ -44,6 +44,7 @@ __all__ = [
     "apply_repetition_penalty",
     "draw_tokens",
     "has_paged_sdpa",
+    "has_prompt_order",
     "has_rounded_layers",
     "has_token_attention",
     "hf_division_rule",

@@ -2,15 +2,18 @@
 
 It is ``torch.nn.functional.scaled_dot_product_attention``, called for each prompt alone, so it has
 that function's bits; as one operator, because calling its parts takes longer than short prompts do.
+A kernel of this project adds in that function's order on some CPUs.
 """
 
 import torch
 
 from . import library
 
-__all__ = ["prompt_sdpa"]
+__all__ = ["has_prompt_order", "prompt_sdpa"]
 
-if library.load():
+_has_operator = library.load()
+
+if _has_operator:
 
     @torch.library.register_fake("vllm_fork::prompt_sdpa")
     def _(
@@ -21,9 +24,27 @@ if library.load():
         key_size: int,
         scale: float | None,
         enable_gqa: bool,
+        in_one: bool,
         result: torch.Tensor,
     ) -> None:
         return None
+
+
+def has_prompt_order(length: int, head_size: int, dtype: torch.dtype) -> bool:
+    """Whether `prompt_sdpa` has a kernel of its own (``in_one``) for prompts.
+
+    Args:
+        length: of a prompt.
+        head_size: of keys and of values.
+        dtype: of all.
+    """
+    return (
+        _has_operator
+        and dtype == torch.bfloat16
+        and head_size % 16 == 0
+        and head_size <= 192
+        and torch.ops.vllm_fork.has_prompt_order(length)
+    )
 
 
 def prompt_sdpa(
@@ -36,6 +57,7 @@ def prompt_sdpa(
     key_size: int,
     scale: float | None = None,
     enable_gqa: bool = False,
+    in_one: bool = False,
 ) -> None:
     """Attend from the last tokens of texts to all before them.
 
@@ -50,6 +72,9 @@ def prompt_sdpa(
         key_size: of a head.
         scale: as of PyTorch's function.
         enable_gqa: likewise.
+        in_one: do not call PyTorch's function, but add in the order that it has where MKL does
+            not use a CPU's instructions for bfloat16 (`has_prompt_order`); the caller must try
+            whether this is such a CPU.
 
     Raises:
         RuntimeError: a shape, a dtype or a place is wrong, and nothing is written.
@@ -57,5 +82,5 @@ def prompt_sdpa(
     Source: ``sdpa_attention_forward`` of Transformers.
     """
     torch.ops.vllm_fork.prompt_sdpa(
-        query, pages, blocks, spans, key_size, scale, enable_gqa, result
+        query, pages, blocks, spans, key_size, scale, enable_gqa, in_one, result
     )

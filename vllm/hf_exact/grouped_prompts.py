@@ -19,12 +19,13 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from vllm.fork_ops import prompt_sdpa
 from vllm.hf_exact.alone import keeps_last, sliding_windows
 from vllm.hf_exact.attention_name import AttentionName
 from vllm.hf_exact.group import Group
 from vllm.hf_exact.grouped_decode import PagesAreReadError, calls_only_sdpa, can_group
 from vllm.hf_exact.kv_pages import LayerPages
+from vllm.hf_exact.operations import own_code
+from vllm.hf_numerics.prompt_attention import attend_to_prompts
 from vllm.hf_numerics.prompts_together import LONGEST
 from vllm.hf_numerics.row_counts import MOST_AT_ONCE
 
@@ -85,7 +86,8 @@ class PromptsCache(DynamicCache):
     ) -> tuple[Any, Any]:
         """Store [1, num_heads, num_tokens, head_size]; return where all are, twice."""
         pages = self._pages[layer_idx]
-        pages.write(self._slots, key_states[0].transpose(0, 1), value_states[0].transpose(0, 1))
+        with own_code():
+            pages.write(self._slots, key_states[0].transpose(0, 1), value_states[0].transpose(0, 1))
         found = PromptPages(pages, self._blocks, self._spans)
         return found, found
 
@@ -205,16 +207,17 @@ def _attend(
         raise PagesAreReadError("attention of prompts is more than PyTorch's causal function")
     num_heads, num_tokens = query.shape[1:3]
     result = query.new_empty(num_tokens, num_heads, found.pages.value_size)
-    prompt_sdpa(
-        query[0].transpose(0, 1),
-        found.pages.kv_cache,
-        found.blocks,
-        found.spans,
-        result,
-        key_size=found.pages.key_size,
-        scale=scaling,
-        enable_gqa=is_gqa,
-    )
+    with own_code():
+        attend_to_prompts(
+            query[0].transpose(0, 1),
+            found.pages.kv_cache,
+            found.blocks,
+            found.spans,
+            result,
+            key_size=found.pages.key_size,
+            scale=scaling,
+            enable_gqa=is_gqa,
+        )
     return result[None], None
 
 

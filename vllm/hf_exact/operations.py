@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
 
@@ -26,14 +29,10 @@ _EACH_ELEMENT_IS_ROUNDED_ONCE = """
 _ROWS_ARE_SUMMED = {"layer_norm", "native_layer_norm"}  # in an order that follows from their width
 _SUMS_OF_DIMENSIONS = {"mean", "sum"}
 
-_OWN = {"append_to_pages", "prompt_sdpa"}  # of this project
-
 KEEP_TO_ROWS = frozenset(
-    {*_NOTHING_IS_COMPUTED.split(), *_EACH_ELEMENT_IS_ROUNDED_ONCE.split()}
-    | _ROWS_ARE_SUMMED
-    | _OWN
+    {*_NOTHING_IS_COMPUTED.split(), *_EACH_ELEMENT_IS_ROUNDED_ONCE.split()} | _ROWS_ARE_SUMMED
 )
-"""Names of operators, of ATen for the most part."""
+"""Names of operators."""
 
 
 def keeps_to_rows(name: str, args: tuple[Any, ...]) -> bool:
@@ -48,8 +47,23 @@ def keeps_to_rows(name: str, args: tuple[Any, ...]) -> bool:
     return name in KEEP_TO_ROWS or (name == "pow" and args[1:] == (2,))
 
 
+_own_code: ContextVar[bool] = ContextVar("own_code", default=False)
+
+
+@contextmanager
+def own_code() -> Iterator[None]:
+    """Do what is this project's, and known to keep requests apart."""
+    token = _own_code.set(True)
+    try:
+        yield
+    finally:
+        _own_code.reset(token)
+
+
 class Operations(TorchDispatchMode):
     """Looks at the operations of a model outside of the layers for which something stands in.
+
+    What `own_code` encloses is not looked at either.
 
     Args:
         model: with stand-ins.
@@ -99,6 +113,6 @@ class Operations(TorchDispatchMode):
     ) -> Any:
         """Note an operation, and do it."""
         name = func.overloadpacket.__name__
-        if not self._depth and not keeps_to_rows(name, args):
+        if not (self._depth or _own_code.get()) and not keeps_to_rows(name, args):
             self.others.add(name)
         return func(*args, **(kwargs or {}))

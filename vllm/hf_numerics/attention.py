@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from vllm.fork_ops import append_to_pages, has_paged_sdpa, prompt_sdpa
+from vllm.fork_ops import append_to_pages, has_paged_sdpa
 from vllm.hf_numerics.paged_attention import attend_in_pages
+from vllm.hf_numerics.prompt_attention import attend_to_prompts
 from vllm.hf_numerics.requests import Pieces, pieces_of
 from vllm.hf_numerics.single_tokens import SingleTokens, single_tokens_of
 from vllm.v1.attention.backend import AttentionLayer, AttentionType
@@ -99,7 +100,7 @@ class HFAttentionImpl(CPUAttentionBackendImpl):
         if self._has_operator and not pieces.several:
             return output
         if self._has_operator and self._needs_no_mask(pieces):
-            prompt_sdpa(
+            attend_to_prompts(
                 query,
                 kv_cache,
                 attn_metadata.block_table,

@@ -1,0 +1,136 @@
+// AVX-512: a register holds four sums of each of four keys, or sixteen columns of values.
+#include <immintrin.h>
+
+#include <algorithm>
+
+#include "cpu/torch_attention/softmax_avx512.h"
+#include "cpu/torch_attention/token_attention.h"
+
+namespace vllm_fork {
+namespace {
+namespace avx512 {
+
+constexpr int64_t kKeys = 4;  // at a time, and values
+constexpr int64_t kAhead = 12;  // tokens that are brought near before they are needed
+constexpr int64_t kLine = 32;   // numbers in what comes from memory at once
+
+// Scores of four keys with `kHeads` queries, to scores[head * kTokenKeys].
+template <int kHeads>
+void score(const uint16_t* query, const uint16_t* const* keys, int64_t size, float* scores) {
+  __m512 sums[kHeads];
+  for (auto& sum : sums) sum = _mm512_setzero_ps();
+  for (int64_t i = 0; i < size; i += kLanes) {
+    const __m512 a = widen(keys[0] + i), b = widen(keys[1] + i);
+    const __m512 c = widen(keys[2] + i), d = widen(keys[3] + i);
+    // Four columns of each key: the first four, the next four, ...
+    const __m512 ab_low = _mm512_shuffle_f32x4(a, b, 0x44);
+    const __m512 ab_high = _mm512_shuffle_f32x4(a, b, 0xee);
+    const __m512 cd_low = _mm512_shuffle_f32x4(c, d, 0x44);
+    const __m512 cd_high = _mm512_shuffle_f32x4(c, d, 0xee);
+    const __m512 parts[] = {
+        _mm512_shuffle_f32x4(ab_low, cd_low, 0x88), _mm512_shuffle_f32x4(ab_low, cd_low, 0xdd),
+        _mm512_shuffle_f32x4(ab_high, cd_high, 0x88), _mm512_shuffle_f32x4(ab_high, cd_high, 0xdd)};
+    for (int h = 0; h < kHeads; ++h) {
+      const __m512 q = widen(query + h * size + i);
+      sums[h] = _mm512_fmadd_ps(parts[0], _mm512_shuffle_f32x4(q, q, 0x00), sums[h]);
+      sums[h] = _mm512_fmadd_ps(parts[1], _mm512_shuffle_f32x4(q, q, 0x55), sums[h]);
+      sums[h] = _mm512_fmadd_ps(parts[2], _mm512_shuffle_f32x4(q, q, 0xaa), sums[h]);
+      sums[h] = _mm512_fmadd_ps(parts[3], _mm512_shuffle_f32x4(q, q, 0xff), sums[h]);
+    }
+  }
+  const __m512i firsts = _mm512_set_epi32(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 8, 4, 0);
+  for (int h = 0; h < kHeads; ++h) {
+    __m512 sum = _mm512_add_ps(sums[h], _mm512_shuffle_ps(sums[h], sums[h], 0x4e));
+    sum = _mm512_add_ps(sum, _mm512_shuffle_ps(sum, sum, 0xb1));
+    const __m512 four = _mm512_permutexvar_ps(firsts, sum);
+    _mm_storeu_ps(scores + h * kTokenKeys, _mm512_castps512_ps128(four));
+  }
+}
+
+// Asks for what lies at four tokens to be brought near, which takes as long as many products.
+inline void fetch(const uint16_t* const* tokens, int64_t size) {
+  for (int64_t i = 0; i < kKeys; ++i) {
+    for (int64_t column = 0; column < size; column += kLine) {
+      _mm_prefetch(reinterpret_cast<const char*>(tokens[i] + column), _MM_HINT_T0);
+    }
+  }
+}
+
+template <int kHeads>
+void score_all(const uint16_t* query, const uint16_t* const* keys, const uint16_t* const* values,
+               int64_t count, int64_t size, float* scores) {
+  int64_t k = 0;
+  for (; k + kKeys <= count; k += kKeys) {
+    if (k + kAhead + kKeys <= count) {
+      fetch(keys + k + kAhead, size);
+      fetch(values + k + kAhead, size);
+    }
+    score<kHeads>(query, keys + k, size, scores + k);
+  }
+  if (k == count) return;
+  const uint16_t* last[kKeys];  // the scores of those behind the last key are read by nobody
+  for (int64_t i = 0; i < kKeys; ++i) last[i] = keys[std::min(k + i, count - 1)];
+  score<kHeads>(query, last, size, scores + k);
+}
+
+// Adds sixteen columns of the values of `count` tokens, by their weights, to those of each head.
+template <int kHeads>
+void add_columns(const float* weights, const uint16_t* const* values, int64_t count, int64_t column,
+                 int64_t size, float* sums) {
+  const auto weight = [&](int head, int64_t token) {
+    return _mm512_set1_ps(weights[head * kTokenKeys + token]);
+  };
+  __m512 all[kHeads];
+  for (int h = 0; h < kHeads; ++h) all[h] = _mm512_loadu_ps(sums + h * size);
+  int64_t k = 0;
+  for (; k + kKeys <= count; k += kKeys) {
+    const __m512 v0 = widen(values[k] + column), v1 = widen(values[k + 1] + column);
+    const __m512 v2 = widen(values[k + 2] + column), v3 = widen(values[k + 3] + column);
+    for (int h = 0; h < kHeads; ++h) {
+      const __m512 even = _mm512_fmadd_ps(v2, weight(h, k + 2), _mm512_mul_ps(v0, weight(h, k)));
+      const __m512 odd = _mm512_fmadd_ps(v3, weight(h, k + 3), _mm512_mul_ps(v1, weight(h, k + 1)));
+      all[h] = _mm512_add_ps(all[h], _mm512_add_ps(even, odd));
+    }
+  }
+  for (int64_t left = count - 1; left >= k; --left) {
+    const __m512 v = widen(values[left] + column);
+    for (int h = 0; h < kHeads; ++h) all[h] = _mm512_fmadd_ps(v, weight(h, left), all[h]);
+  }
+  for (int h = 0; h < kHeads; ++h) _mm512_storeu_ps(sums + h * size, all[h]);
+}
+
+template <int kHeads>
+void attend(const TokenAttention& given, int64_t first_head) {
+  const int64_t size = given.size;
+  const uint16_t* query = given.query + first_head * size;
+  float* sums = given.scratch;  // [heads, size]
+  float* scores = sums + kHeads * size;
+  RowState states[kHeads];
+  std::fill_n(sums, kHeads * size, 0.0f);
+  for (int64_t first = 0; first < given.length; first += kTokenKeys) {
+    const int64_t count = std::min(kTokenKeys, given.length - first);
+    score_all<kHeads>(query, given.keys + first, given.values + first, count, size, scores);
+    for (int h = 0; h < kHeads; ++h) {
+      next_weights(scores + h * kTokenKeys, count, count, given.scale, first == 0, size, states[h],
+                   sums + h * size);
+    }
+    for (int64_t i = 0; i < size; i += kLanes) {
+      add_columns<kHeads>(scores, given.values + first, count, i, size, sums + i);
+    }
+  }
+  for (int h = 0; h < kHeads; ++h) {
+    write_row(sums + h * size, states[h].total, size, given.out + (first_head + h) * size);
+  }
+}
+
+}  // namespace avx512
+}  // namespace
+
+void token_attention_avx512(const TokenAttention& given) {
+  int64_t h = 0;
+  for (; h + 4 <= given.heads; h += 4) avx512::attend<4>(given, h);
+  for (; h + 2 <= given.heads; h += 2) avx512::attend<2>(given, h);
+  for (; h < given.heads; ++h) avx512::attend<1>(given, h);
+}
+
+}  // namespace vllm_fork
