@@ -122,7 +122,7 @@ bench: plan dev
 	$(BIN)/python -m benchmarks.receipts
 	$(BIN)/python -m benchmarks.sampler_step
 	$(BIN)/python -m benchmarks.step_profile
-	$(BIN)/python -m benchmarks.token_attention
+	$(BIN)/python -m benchmarks.attention_kernels
 
 # docs/match-table.md: hours on two cores; what was answered before is kept in build/.
 match-table: plan dev
