@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -103,7 +103,7 @@ def seconds(ways: list[Way], rounds: int) -> list[float]:
 
 
 def table_of(
-    title: str, ways: Callable[..., list[Way]], shapes: list[tuple[int, ...]], rounds: int
+    title: str, ways: Callable[..., list[Way]], shapes: Sequence[tuple[int, ...]], rounds: int
 ) -> Table:
     """Return the times of each shape."""
     names = ("requests", "tokens", "heads", "of keys", "size")

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bindings/checks.h"
+#include "bindings/cpu_operators.h"
 #include "bindings/sdpa_cpu.h"
 #include "cpu/isa.h"
 
@@ -47,6 +48,8 @@ Tensor attend_in_one(const Tensor& query, const Tensor& pages, const Tensor& blo
 }
 
 bool has_token_attention() { return chosen_token_attention() != nullptr; }
+
+}  // namespace
 
 Tensor paged_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor starts, Tensor stops,
                   int64_t key_size, std::optional<double> scale, bool enable_gqa,
@@ -92,7 +95,6 @@ Tensor paged_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor starts, Tens
   return result;
 }
 
-}  // namespace
 }  // namespace vllm_fork
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CPU, library) {

@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "bindings/argument_checks.h"
+#include "bindings/cpu_operators.h"
 #include "bindings/formats.h"
 #include "portable/number_types.h"
 
@@ -110,6 +111,8 @@ void check_rotated(const char* name, const Tensor& x, const Tensor& positions,
   check_dtype(kRotate, "cos_sin", angles, x.scalar_type());
 }
 
+}  // namespace
+
 std::tuple<Tensor, Tensor> rotate_rounded(Tensor positions, Tensor query, Tensor key,
                                           Tensor cos_sin, int64_t head_size, bool is_neox) {
   check_dtype(kRotate, "positions", positions, ScalarType::Long);
@@ -129,6 +132,8 @@ std::tuple<Tensor, Tensor> rotate_rounded(Tensor positions, Tensor query, Tensor
   }
   return {rotated(positions, query, cos_sin, by), rotated(positions, key, cos_sin, by)};
 }
+
+namespace {
 
 // --- norms ---------------------------------------------------------------------------------------
 
@@ -179,7 +184,8 @@ void check_normed(const Tensor& x, const std::optional<Tensor>& residual, const 
   check_length(kNorm, "weight", weight, x.size(1), "columns of x");
 }
 
-// The normed rows, and what was normed: the sum with the residual, or nothing if there is none.
+}  // namespace
+
 std::tuple<Tensor, Tensor> rms_norm_rounded(Tensor x, std::optional<Tensor> residual,
                                             Tensor weight, double epsilon) {
   check_normed(x, residual, weight);
@@ -213,6 +219,8 @@ std::tuple<Tensor, Tensor> rms_norm_rounded(Tensor x, std::optional<Tensor> resi
   return {result, total};
 }
 
+namespace {
+
 // --- gated activations ---------------------------------------------------------------------------
 
 template <typename Number>
@@ -227,6 +235,8 @@ Tensor silu(const Tensor& x) {
   TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::silu", "", stack.data(), TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
+
+}  // namespace
 
 Tensor silu_and_mul_rounded(Tensor x) {
   check_16_bits(kGated, "x", x);
@@ -259,6 +269,8 @@ Tensor silu_and_mul_rounded(Tensor x) {
   return result;
 }
 
+namespace {
+
 // --- keys and values -----------------------------------------------------------------------------
 
 void check_appended(const char* name, const Tensor& x, const Tensor& pages, int64_t tokens) {
@@ -269,6 +281,8 @@ void check_appended(const char* name, const Tensor& x, const Tensor& pages, int6
         tokens, " tokens of ", pages.size(1), " heads, but has ", x.size(0), " of ", x.size(1),
         ".");
 }
+
+}  // namespace
 
 void append_to_pages(Tensor pages, Tensor key, Tensor value, Tensor slots) {
   check_dim(kAppend, "pages", pages, 4);
@@ -308,7 +322,6 @@ void append_to_pages(Tensor pages, Tensor key, Tensor value, Tensor slots) {
   });
 }
 
-}  // namespace
 }  // namespace vllm_fork
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CPU, library) {

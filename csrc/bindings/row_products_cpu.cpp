@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings/checks.h"
+#include "bindings/cpu_operators.h"
 #include "cpu/isa.h"
 
 namespace vllm_fork {
@@ -143,6 +144,8 @@ void multiply(const Operands& operands, const Order& order, uint16_t* target) {
 bool has_row_products() { return chosen_isa().row_products != nullptr; }
 bool has_row_chains() { return chosen_row_chains() != nullptr; }
 
+}  // namespace
+
 Tensor row_products(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t block) {
   const bool is_there = block ? has_row_chains() : has_row_products();
   check_row_products(x, weight, bias, block, is_there);
@@ -166,7 +169,6 @@ Tensor row_products(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t
   return result;
 }
 
-}  // namespace
 }  // namespace vllm_fork
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CPU, library) {

@@ -41,6 +41,11 @@ class HFAttentionImpl(CPUAttentionBackendImpl):
             and (groups == 1 or self.head_size <= 256)
         )
 
+    @property
+    def takes_single_tokens(self) -> bool:
+        """Whether single tokens are given to the operator for ``sdpa`` in pages as they are."""
+        return self._has_operator and not self._scales_query
+
     @classmethod
     def can_replace(cls, upstream: object) -> bool:
         """Whether `upstream` computes what this class does."""

@@ -78,6 +78,7 @@ def use_hf_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
             use_plain_products(model, config.model_type)
             _use_hf_experts(model, config)
             _use_hf_attention(model, config)
+            _use_decoder_rows(model, vllm_config)
     if flags.splits_projections:
         split_projections(model, required=flags.split_qkv is True)
 
@@ -137,6 +138,12 @@ def _use_hf_attention(model: nn.Module, config: PreTrainedConfig) -> None:
         upstream = getattr(layer, "impl", None)
         if kind.can_replace(upstream):
             layer.impl = kind(upstream, config.model_type in _SCALES_QUERY)
+
+
+def _use_decoder_rows(model: nn.Module, vllm_config: VllmConfig) -> None:
+    from vllm.hf_numerics.decoder_rows import use_decoder_rows
+
+    use_decoder_rows(model, vllm_config)
 
 
 def _use_hf_experts(model: nn.Module, config: PreTrainedConfig) -> None:

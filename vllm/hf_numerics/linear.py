@@ -143,6 +143,23 @@ def many_rows(
     return ManyRows(by_row, product, lambda has_bias: counts_of_layout(layout, has_bias, kind))
 
 
+def common_order(parts: list[Any]) -> int | None:
+    """Return in which order the fork's own product has the bits of rows with each weight, and the
+    same for all; None if there is none, or rows need not be taken apart.
+
+    Args:
+        parts: have ``weight`` and ``bias``.
+    """
+    if any(_keeps_one_product(part) for part in parts):
+        return None
+    orders = {
+        RowPlan.of_weight(part.weight.data, has_bias).order
+        for part in parts
+        for has_bias in {False, part.bias is not None}
+    }
+    return orders.pop() if len(orders) == 1 else None
+
+
 def side_by_side(parts: list[Any], sizes: list[int]) -> Product | None:
     """Return the product with a fused weight of which each of `parts` has its own in Hugging Face.
 
@@ -157,14 +174,7 @@ def side_by_side(parts: list[Any], sizes: list[int]) -> Product | None:
     Returns:
         None if the parts have no common order, or need not be taken apart.
     """
-    if any(_keeps_one_product(part) for part in parts):
-        return None
-    orders = {
-        RowPlan.of_weight(part.weight.data, has_bias).order
-        for part in parts
-        for has_bias in {False, part.bias is not None}
-    }
-    (order,) = orders if len(orders) == 1 else (None,)
+    order = common_order(parts)
     if order is None:
         return None
 

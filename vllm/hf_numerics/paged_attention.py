@@ -86,6 +86,14 @@ def attend_in_pages(
     )
 
 
+def adds_in_order(num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.dtype) -> bool:
+    """Whether the project's kernel attends from single tokens with heads of such shapes."""
+    gqa = num_heads != num_kv_heads
+    heads = Heads(num_heads, num_kv_heads, head_size, 2 * head_size, dtype, enable_gqa=gqa)
+    in_one, _ = _way_of(heads)
+    return in_one
+
+
 @functools.cache
 def _way_of(heads: Heads) -> tuple[bool, bool]:
     """Return whether requests are computed by the project's kernel, and whether on a thread each

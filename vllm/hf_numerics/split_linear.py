@@ -18,7 +18,7 @@ from torch import nn
 from vllm import envs
 from vllm.fork.live_weights.packed import PackedParameter, PacksWeights
 from vllm.fork.live_weights.upstream_layers import pack_kernel_again, packing_of
-from vllm.hf_numerics.linear import HFLinearMethod, side_by_side
+from vllm.hf_numerics.linear import HFLinearMethod, common_order, side_by_side
 from vllm.hf_numerics.single_row_products import Product
 from vllm.logger import init_logger
 from vllm.model_executor.determinism.batch_invariant import linear_batch_invariant
@@ -147,6 +147,13 @@ class SplitLinearMethod(UnquantizedLinearMethod):
     def whole(self) -> UnquantizedLinearMethod:
         """What multiplies with each part."""
         return self._whole
+
+    @property
+    def order_of_rows(self) -> int | None:
+        """In which order the fork's product multiplies rows with all parts at once, if it does."""
+        if self._side_by_side is None or self._packed is None:
+            return None
+        return common_order(self._packed)
 
     def _observe_loading(self, weight: Any) -> None:
         load = weight.weight_loader

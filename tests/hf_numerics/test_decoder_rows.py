@@ -1,0 +1,202 @@
+"""A decoder layer's single tokens as one operator have the bits that the layer's own way gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.loaded_models import LoadModel, engine_config, model_of
+from tools.make_random_model import make_random_model
+from vllm.fork_ops.decoder_layer import decoder_layer_rows
+from vllm.forward_context import set_forward_context
+from vllm.hf_numerics import decoder_rows
+from vllm.hf_numerics.decoder_rows import MOST_ROWS, DecoderRows
+from vllm.hf_numerics.single_row_products import same_bits
+
+BLOCK_SIZE, BLOCKS = 16, 6
+KINDS = ("tinyllama-1.1b", "qwen2-0.5b", "mistral-7b")
+
+
+class Layers:
+    """The decoder layers of a model, and what is around them in a step.
+
+    Args:
+        model: of vLLM.
+        config: of its engine.
+    """
+
+    def __init__(self, model: Any, config: Any) -> None:
+        self.layers: list[Any] = list(model.model.layers)
+        self._config = config
+        self.hidden_size = config.model_config.hf_text_config.hidden_size
+        self._names = [layer.self_attn.attn.layer_name for layer in self.layers]
+
+    def run(self, lengths: list[int], queries: int = 1) -> list[torch.Tensor]:
+        """Return what the layers compute, and the keys and values afterwards.
+
+        Args:
+            lengths: of the texts with the new tokens.
+            queries: new tokens of each.
+        """
+        generator = torch.Generator().manual_seed(len(lengths))
+        count = len(lengths)
+        for layer in self.layers:
+            attn = layer.self_attn.attn
+            shape = (count * BLOCKS, attn.num_kv_heads, BLOCK_SIZE, 2 * attn.head_size)
+            attn.kv_cache = torch.randn(shape, generator=generator).bfloat16()
+        blocks = torch.randperm(count * BLOCKS, generator=generator).int().view(count, BLOCKS)
+        starts = torch.arange(count + 1, dtype=torch.int32) * queries
+        positions = torch.cat([torch.arange(n - queries, n) for n in lengths])
+        rows = torch.arange(count).repeat_interleave(queries)
+        slots = blocks[rows, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
+        metadata = SimpleNamespace(
+            query_start_loc=starts, seq_lens=torch.tensor(lengths).int(), block_table=blocks
+        )
+        x = torch.randn(count * queries, self.hidden_size, generator=generator).bfloat16()
+        residual = None
+        with set_forward_context(
+            dict.fromkeys(self._names, metadata),
+            self._config,
+            num_tokens=len(x),
+            slot_mapping=dict.fromkeys(self._names, slots),
+        ):
+            for layer in self.layers:
+                x, residual = layer(positions, x, residual)
+        assert residual is not None
+        return [x, residual, *(layer.self_attn.attn.kv_cache for layer in self.layers)]
+
+
+@pytest.fixture
+def layers(one_rank: None, tmp_path: Path, request: pytest.FixtureRequest) -> Layers:
+    """Of a model in hf_compat."""
+    shape = getattr(request, "param", "tinyllama-1.1b")
+    make_random_model(shape, tmp_path, num_layers=2, narrow=True)
+    config = engine_config(tmp_path, hf_compat=True)
+    return Layers(model_of(config), config)
+
+
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the numbers of rows that the operator computes from now on."""
+    found: list[int] = []
+
+    def recorded(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        found.append(len(x))
+        return decoder_layer_rows(x, *args, **kwargs)
+
+    monkeypatch.setattr(decoder_rows, "decoder_layer_rows", recorded)
+    return found
+
+
+def takes_operator(layers: Layers) -> bool:
+    return decoder_rows._plan_of(layers.layers[0]) is not None
+
+
+@pytest.mark.parametrize("layers", KINDS, indirect=True)
+@torch.inference_mode()
+def test_bits(layers: Layers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many rows as there can be, one, and numbers between; texts of all lengths."""
+    if not takes_operator(layers):
+        pytest.skip("the kernels that it calls have not the bits of this CPU's libraries")
+    counted = calls(monkeypatch)
+    for count in (1, 2, 7, 16, MOST_ROWS):
+        lengths = [1 + 89 * i // count for i in range(count)]
+        found = layers.run(lengths)
+        assert counted == [count] * 2
+        counted.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(DecoderRows, "_places", lambda *_: None)
+            expected = layers.run(lengths)
+        assert counted == []
+        assert all(map(same_bits, found, expected))
+
+
+@torch.inference_mode()
+def test_steps_that_go_the_own_way(layers: Layers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts, and more rows than the operator takes."""
+    counted = calls(monkeypatch)
+    layers.run([40, 50, 60], queries=3)
+    layers.run([20] * (MOST_ROWS + 1))
+    assert counted == []
+
+
+def hooked(layer: Any) -> Any:
+    return layer.mlp.down_proj.register_forward_hook(lambda *_: None)
+
+
+def replaced(layer: Any) -> Any:
+    class Other(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    layer.mlp.act_fn, stock = Other(), layer.mlp.act_fn
+    return SimpleNamespace(remove=lambda: setattr(layer.mlp, "act_fn", stock))
+
+
+def globally_hooked(_: Any) -> Any:
+    return nn.modules.module.register_module_forward_pre_hook(lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("change", "others"),
+    [(hooked, 1), (replaced, 0), (globally_hooked, 0)],
+    ids=lambda x: getattr(x, "__name__", x),
+)
+@torch.inference_mode()
+def test_layers_that_were_changed(
+    change: Any, others: int, layers: Layers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the operator was used, and before it is used again; a hook is of the first layer."""
+    if not takes_operator(layers):
+        pytest.skip("the kernels that it calls have not the bits of this CPU's libraries")
+    counted = calls(monkeypatch)
+    layers.run([20, 30])
+    assert counted == [2, 2]
+    counted.clear()
+    handle = change(layers.layers[0])
+    if change is replaced:  # two halves, of which the other module leaves both
+        with pytest.raises(RuntimeError):
+            layers.run([20, 30])
+    else:
+        layers.run([20, 30])
+    assert counted == [2] * others
+    counted.clear()
+    handle.remove()
+    layers.run([20, 30])
+    assert counted == [2, 2]
+
+
+@torch.inference_mode()
+def test_other_weights_count(layers: Layers) -> None:
+    """Those that are written to, and parameters that take the place of others."""
+    before = layers.run([20, 30])
+    down = layers.layers[0].mlp.down_proj
+    down.weight.data.mul_(2)
+    written = layers.run([20, 30])
+    assert not same_bits(written[0], before[0])
+    kept, down.weight = down.weight, nn.Parameter(down.weight.data / 2, requires_grad=False)
+    assert same_bits(layers.run([20, 30])[0], before[0])
+    down.weight = kept
+    assert same_bits(layers.run([20, 30])[0], written[0])
+    down.weight.data.div_(2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "arguments"),
+    [
+        ("tinyllama-1.1b", {"dtype": "float16", "hf_compat": True}),
+        ("gemma3-1b", {"hf_compat": True}),
+        ("qwen3-0.6b", {"hf_compat": True}),
+    ],
+)
+def test_layers_that_it_does_not_compute(
+    shape: str, arguments: dict[str, Any], load_model: LoadModel
+) -> None:
+    model, _ = load_model(shape, **arguments)
+    for layer in model.modules():
+        own = vars(layer).get("forward")
+        assert not isinstance(own, DecoderRows) or decoder_rows._plan_of(own._layer) is None
