@@ -29,7 +29,13 @@ Tensor attend_in_one(const Tensor& query, const Tensor& pages, const Tensor& blo
   const auto* queries = static_cast<const uint16_t*>(query.data_ptr());
   const auto* cache = static_cast<const uint16_t*>(pages.data_ptr());
   auto* out = static_cast<uint16_t*>(result.data_ptr());
-  torch::stable::parallel_for(0, requests * kv_heads, 1, [&](int64_t begin, int64_t end) {
+  // Waking a thread takes as long as this many products.
+  constexpr int64_t kWorthAThread = 1 << 16;
+  int64_t products = 1;
+  for (int64_t i = 0; i < requests; ++i) products += 2 * kv_heads * group * size * (stops[i] - starts[i]);
+  const int64_t grain =
+      std::max<int64_t>(1, kWorthAThread * requests * kv_heads / std::max<int64_t>(1, products));
+  torch::stable::parallel_for(0, requests * kv_heads, grain, [&](int64_t begin, int64_t end) {
     std::vector<const uint16_t*> places;
     std::vector<float> scratch(kTokenHeads * (size + kTokenKeys));
     for (int64_t i = begin; i < end; ++i) {

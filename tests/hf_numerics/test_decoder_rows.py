@@ -15,7 +15,8 @@ from tools.make_random_model import make_random_model
 from vllm.fork_ops.decoder_layer import decoder_layer_rows
 from vllm.forward_context import set_forward_context
 from vllm.hf_numerics import decoder_rows
-from vllm.hf_numerics.decoder_rows import MOST_ROWS, DecoderRows
+from vllm.hf_numerics.decoder_rows import DecoderRows
+from vllm.hf_numerics.layer_parts import MOST_ROWS
 from vllm.hf_numerics.single_row_products import same_bits
 
 BLOCK_SIZE, BLOCKS = 16, 6

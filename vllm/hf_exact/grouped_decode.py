@@ -23,6 +23,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from vllm.fork_ops import has_paged_sdpa
+from vllm.fork_ops.decoder_layer import RowsInPages
 from vllm.hf_exact.alone import sliding_windows
 from vllm.hf_exact.attention_name import AttentionName
 from vllm.hf_exact.group import Group
@@ -88,8 +89,12 @@ class GroupCache(DynamicCache):
         self._blocks, self._positions = blocks, positions
         self._places = torch.tensor(positions, device=blocks.device)
         self._slots = layers[0].slots_of(blocks, self._places)
+        self._stops = self._places + 1
+        self._angles: Any = None
         self._starts = {
-            window: torch.clamp_min(self._places + 1 - (window or self._places.max() + 1), 0)
+            window: torch.zeros_like(self._places)
+            if window is None
+            else torch.clamp_min(self._stops - window, 0)
             for window in set(windows)
         }
 
@@ -105,8 +110,28 @@ class GroupCache(DynamicCache):
         pages = self._pages[layer_idx]
         pages.write(self._slots, key_states[:, :, 0], value_states[:, :, 0])
         starts = self._starts[self._windows[layer_idx]]
-        found = GroupPages(pages, self._blocks, starts, self._places + 1)
+        found = GroupPages(pages, self._blocks, starts, self._stops)
         return found, found
+
+    def rows_of(self, layer_idx: int) -> tuple[LayerPages, RowsInPages]:
+        """Return the pages of a layer, and where each request's tokens are in them."""
+        starts = self._starts[self._windows[layer_idx]]
+        return self._pages[layer_idx], RowsInPages(self._slots, self._blocks, starts, self._stops)
+
+    def angles_of(
+        self, embeddings: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what `rotate_rounded` takes of a step's rotary embeddings: the rows of a table
+        that are meant, int64 [num_requests], and the table.
+
+        Args:
+            embeddings: cosines and sines, [num_requests, 1, rotary_dim] each.
+        """
+        if self._angles is None or self._angles[0] is not embeddings:
+            halves = [one[:, 0, : one.shape[-1] // 2] for one in embeddings]
+            rows = torch.arange(len(self._places))
+            self._angles = embeddings, (rows, torch.cat(halves, dim=-1))
+        return self._angles[1]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the length of the longest sequence; masks and positions do not follow from it."""

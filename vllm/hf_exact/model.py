@@ -210,13 +210,19 @@ class ExactModel(nn.Module):
         """
         if not self._logits:
             return hidden_states.new_zeros(len(hidden_states), self._vocab_size)
-        return torch.cat([self._logits[place] for place in hidden_states[:, 0].long().tolist()])
+        kept = self._logits[0] if len(self._logits) == 1 else torch.cat(self._logits)
+        places = hidden_states[:, 0].long()
+        # Most steps ask for all logits, in the order in which they were computed.
+        if len(places) == len(kept) and torch.equal(places, torch.arange(len(places)).to(places)):
+            return kept
+        return kept[places]
 
     def _keep(self, places: torch.Tensor, tokens: list[int], logits: torch.Tensor) -> None:
         """Keep logits [len(tokens), vocab_size], and write down where."""
-        for token, row in zip(tokens, logits.split(1), strict=True):
-            places[token] = len(self._logits)
-            self._logits.append(row)
+        first = sum(map(len, self._logits))
+        own = torch.arange(first, first + len(tokens), dtype=places.dtype, device=places.device)
+        places[as_rows(tokens), 0] = own
+        self._logits.append(logits)
 
     def _advance_group(self, group: list[int], step: StepMetadata) -> torch.Tensor:
         """Compute the newest token of each request of a group; return their logits."""
@@ -224,7 +230,8 @@ class ExactModel(nn.Module):
         batch = runner_of(self._vllm_config).input_batch
         positions = [step.seq_lens[i] - 1 for i in group]
         newest = torch.from_numpy(batch.token_ids_cpu[group, positions].astype("int64"))
-        return self.grouped(newest.to(step.block_table.device), step.block_table[group], positions)
+        blocks = step.block_table[as_rows(group)]
+        return self.grouped(newest.to(blocks.device), blocks, positions)
 
     def _begin_group(self, group: list[int], step: StepMetadata) -> torch.Tensor:
         """Compute the prompts of a group of requests; return their last logits."""
@@ -233,7 +240,7 @@ class ExactModel(nn.Module):
         prompts = [
             torch.from_numpy(token_ids[i, : step.seq_lens[i]].astype("int64")) for i in group
         ]
-        return self.prompts(prompts, step.block_table[group])
+        return self.prompts(prompts, step.block_table[as_rows(group)])
 
     def _advance(self, i: int, num_new: int, step: StepMetadata, places: torch.Tensor) -> None:
         """Compute the tokens of one request, and keep its logits."""
@@ -253,6 +260,12 @@ class ExactModel(nn.Module):
             known = stop
         setattr(request, _DROPPED, dropped)
         self._keep(places, [start + num_new - 1], logits)
+
+
+def as_rows(indices: list[int]) -> list[int] | slice:
+    """Return indices as a slice, where they follow each other: it is a view, and made faster."""
+    first, count = indices[0], len(indices)
+    return slice(first, first + count) if indices == [*range(first, first + count)] else indices
 
 
 def _groups(requests: list[int], sizes: list[int]) -> list[list[int]]:

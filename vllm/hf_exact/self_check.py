@@ -13,7 +13,11 @@ from vllm.hf_exact.grouped_decode import GroupedDecode, PagesAreReadError
 from vllm.hf_exact.grouped_prompts import GroupedPrompts
 from vllm.hf_exact.kv_pages import LayerPages
 from vllm.hf_exact.operations import Operations
-from vllm.hf_numerics.single_row_products import GROUP_SIZES, same_bits
+from vllm.hf_numerics.single_row_products import GROUP_SIZES as SEVERAL
+from vllm.hf_numerics.single_row_products import same_bits
+
+GROUP_SIZES = (*SEVERAL, 1)
+"""How many requests are computed as a group; a single one, too."""
 
 _BLOCK_SIZE = 16
 _NUM_BLOCKS = 4  # of each request

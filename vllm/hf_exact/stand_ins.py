@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.activations import ACT2CLS
 from transformers.pytorch_utils import Conv1D
 
 from vllm.hf_exact.group import Group
+from vllm.hf_exact.layer_rows import LayerRows, can_compute
 from vllm.hf_exact.row_linear import RowLinear
 from vllm.hf_numerics.activations import parts_of_runs
 from vllm.hf_numerics.single_row_experts import PLAIN_MIXTURES, RowExperts
@@ -25,7 +27,7 @@ _ACTIVATIONS = {one[0] if isinstance(one, tuple) else one for one in ACT2CLS.val
 Forward = Callable[..., Any]
 
 
-def stand_in(model: nn.Module, group: Group) -> None:
+def stand_in(model: PreTrainedModel, group: Group) -> None:
     """Stand in for the layers that do not treat rows alone; again, for those that are new.
 
     Args:
@@ -35,13 +37,17 @@ def stand_in(model: nn.Module, group: Group) -> None:
     for module in model.modules():
         if _has_stand_in(module):
             continue
-        if (forward := _forward_for(module, group)) is not None:
+        if can_compute(module, model.config._attn_implementation):
+            vars(module)["forward"] = LayerRows(module, group)
+        elif (forward := _forward_for(module, group)) is not None:
             vars(module)["forward"] = forward
 
 
 def standing_in(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the layers for which something stands in."""
-    yield from filter(_has_stand_in, model.modules())
+    """Yield the layers that keep prompts apart, because something stands in for them."""
+    for module in model.modules():
+        if _has_stand_in(module) and not isinstance(module.forward, LayerRows):
+            yield module
 
 
 def _has_stand_in(module: nn.Module) -> bool:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
 
 from vllm.fork_ops.decoder_layer import LayerWeights, RowsInPages, decoder_layer_rows
 from vllm.forward_context import get_forward_context, is_forward_context_available
-from vllm.hf_numerics.activations import forward_silu_and_mul, parts_of_runs
+from vllm.hf_numerics.activations import forward_silu_and_mul
 from vllm.hf_numerics.attention import HFAttentionImpl
+from vllm.hf_numerics.layer_parts import MOST_ROWS, LayerParts, counts_without_remainder
 from vllm.hf_numerics.linear import HFLinearMethod, common_order
 from vllm.hf_numerics.norms import Scaling, forward_rms_norm
 from vllm.hf_numerics.paged_attention import adds_in_order
@@ -34,10 +34,6 @@ from vllm.model_executor.layers.linear import (
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-MOST_ROWS = 32
-"""More are multiplied by the library of matrix products (`ManyRows`), beside which the calls are
-little."""
 
 _MODELS = "vllm.model_executor.models."
 _LAYERS = {
@@ -75,18 +71,14 @@ class _Plan:
         orders: of the products with qkv, o, gate and up, and down (`row_products`).
 
     Attributes:
-        counts: numbers of rows whose activations have no remainder (`activations`).
+        parts: of the layer.
+        counts: of rows for which it is computed.
     """
 
     def __init__(self, layer: Any, orders: tuple[int, int, int, int]) -> None:
         self._layer = layer
         self._orders = orders
-        self._modules = _modules_of(layer)
-        self._hooks = [
-            hooks
-            for module in self._modules
-            for hooks in (module._forward_hooks, module._forward_pre_hooks)
-        ] + [torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks]
+        self.parts = LayerParts(layer)
         attention, mlp = layer.self_attn, layer.mlp
         norms = (layer.input_layernorm, layer.post_attention_layernorm)
         products = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
@@ -94,15 +86,7 @@ class _Plan:
         self._products = [product._parameters for product in products]
         self._parameters: list[torch.Tensor | None] = []
         self._weights: LayerWeights | None = None
-        width = mlp.down_proj.weight.shape[1]
-        self.counts = frozenset(
-            n for n in range(1, MOST_ROWS + 1) if len(parts_of_runs(((True, 0, n),), width)) == 1
-        )
-
-    @property
-    def holds(self) -> bool:
-        """Whether nobody watches, or has changed, what goes between the layer's modules."""
-        return not any(self._hooks) and _modules_of(self._layer) == self._modules
+        self.counts = counts_without_remainder(mlp.down_proj.weight.shape[1])
 
     @property
     def weights(self) -> LayerWeights:
@@ -181,7 +165,7 @@ class DecoderRows:
         """Return the plan; None if the layer is not, or not now, what the operator computes."""
         if not self._is_planned:  # weights are loaded, and adapters are in their places
             self._plan, self._is_planned = _plan_of(self._layer), True
-        return self._plan if self._plan is not None and self._plan.holds else None
+        return self._plan if self._plan is not None and self._plan.parts.are_unchanged else None
 
     def _compute(
         self,
@@ -238,12 +222,6 @@ def _name_of(module: Any) -> str:
     return f"{type(module).__module__}.{type(module).__qualname__}".removeprefix(_MODELS)
 
 
-def _modules_of(layer: Any) -> list[nn.Module]:
-    """Return the layer and all that it calls."""
-    parts = (layer, layer.self_attn, layer.mlp)
-    return [layer, *(one for part in parts for one in part._modules.values())]
-
-
 def _plan_of(layer: Any) -> _Plan | None:
     """Return how a loaded layer is computed; None if it is not what the operator computes."""
     attention, mlp = layer.self_attn, layer.mlp
@@ -254,7 +232,9 @@ def _plan_of(layer: Any) -> _Plan | None:
         (_name_of(attention), _name_of(mlp)) != _LAYERS[_name_of(layer)]
         or any(getattr(attention, name, False) for name in ("qk_norm", "do_llama_4_scaling"))
         or getattr(layer, "ada_rms_norm_t_cond", None) is not None
-        or any("forward" in vars(one) for one in _modules_of(layer)[1:])
+        or any(
+            "forward" in vars(one) for part in (layer, attention, mlp) for one in part.children()
+        )
         or any(type(one) is not kind for one, kind in zip(products, kinds, strict=True))
         or any(one.tp_size > 1 or one.skip_bias_add for one in products)
         or not all(map(_is_rounded_norm, norms))

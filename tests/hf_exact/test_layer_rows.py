@@ -1,0 +1,130 @@
+"""Decoder layers of a group as one operator, in exact mode: the bits are those of the modules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.hf_exact.test_models import blocks_of, exact, load
+from tools.make_random_model import make_random_model
+from vllm.hf_exact.layer_rows import LayerRows
+from vllm.hf_exact.model import NO_ADAPTER, ExactModel
+from vllm.hf_numerics.single_row_products import same_bits
+
+LENGTHS = [3, 17, 40, 70]
+
+
+def engine_of(shape: str, folder: Path, dtype: str = "bfloat16") -> ExactModel:
+    torch.manual_seed(0)
+    make_random_model(shape, folder, num_layers=2, narrow=True)
+    engine = exact(load(folder, dtype, "sdpa"), len(LENGTHS))
+    assert engine.group_sizes[NO_ADAPTER] == [32, 16, 8, 4, 2, 1]
+    return engine
+
+
+def layers_of(engine: ExactModel) -> list[Any]:
+    return list(engine.model.get_decoder().layers)
+
+
+def takes_operator(engine: ExactModel) -> bool:
+    return isinstance(layers_of(engine)[0].forward, LayerRows)
+
+
+def step(engine: ExactModel, size: int = len(LENGTHS)) -> list[torch.Tensor]:
+    """Return the logits of a token of each request, and the pages afterwards."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(3, 200, (len(LENGTHS),), generator=generator)
+    for layer in engine.layers:
+        layer.kv_cache = torch.randn(layer.kv_cache.shape, generator=generator).bfloat16()
+    blocks = torch.stack([blocks_of(i) for i in range(len(LENGTHS))])
+    assert engine.grouped is not None
+    logits = [
+        engine.grouped(tokens[i : i + size], blocks[i : i + size], LENGTHS[i : i + size])
+        for i in range(0, len(LENGTHS), size)
+    ]
+    return [torch.cat(logits), *(layer.kv_cache for layer in engine.layers)]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of rows that the operator computes."""
+    found: list[int] = []
+    compute = LayerRows._compute
+
+    def recorded(self: LayerRows, x: torch.Tensor, *args: Any) -> torch.Tensor:
+        found.append(len(x))
+        return compute(self, x, *args)
+
+    monkeypatch.setattr(LayerRows, "_compute", recorded)
+    return found
+
+
+@pytest.mark.parametrize("shape", ["tinyllama-1.1b", "qwen2-0.5b", "mistral-7b"])
+@torch.inference_mode()
+def test_bits(shape: str, tmp_path: Path, calls: list[int]) -> None:
+    engine = engine_of(shape, tmp_path)
+    if not takes_operator(engine):
+        pytest.skip("the kernels that it calls have not the bits of this CPU's libraries")
+    calls.clear()
+    found = step(engine)
+    assert calls == [4, 4]
+    assert all(map(same_bits, step(engine, 1), found))
+    calls.clear()
+    for layer in layers_of(engine):
+        layer.forward._counts = frozenset()
+    assert all(map(same_bits, step(engine), found))
+    assert calls == []
+
+
+@torch.inference_mode()
+def test_layers_that_are_watched_or_changed(tmp_path: Path, calls: list[int]) -> None:
+    engine = engine_of("tinyllama-1.1b", tmp_path)
+    if not takes_operator(engine):
+        pytest.skip("the kernels that it calls have not the bits of this CPU's libraries")
+    expected = step(engine)
+    calls.clear()
+    seen = []
+    first = layers_of(engine)[0]
+    hook = first.mlp.register_forward_hook(lambda *_: seen.append(1))
+    assert all(map(same_bits, step(engine), expected))
+    hook.remove()
+    assert (calls, seen) == ([4], [1])
+    first.mlp.act_fn, stock = nn.Tanh(), first.mlp.act_fn
+    assert not same_bits(step(engine)[0], expected[0])
+    first.mlp.act_fn = stock
+    assert all(map(same_bits, step(engine), expected))
+
+
+def test_other_weights_count(tmp_path: Path) -> None:
+    """Those that are written into parameters, or put in their place, outside of inference."""
+    engine = engine_of("qwen2-0.5b", tmp_path)
+    with torch.inference_mode():
+        before = step(engine)
+    layer = layers_of(engine)[0]
+    for parameter in (layer.self_attn.k_proj.weight, layer.self_attn.v_proj.bias):
+        kept = parameter.data.clone()
+        engine.load_weights([(name_of(engine, parameter), torch.ones_like(parameter.data))])
+        with torch.inference_mode():
+            assert not same_bits(step(engine)[0], before[0])
+        parameter.data = kept
+        with torch.inference_mode():
+            assert all(map(same_bits, step(engine), before))
+    gate = layer.mlp.gate_proj
+    gate.weight = nn.Parameter(torch.zeros_like(gate.weight))
+    with torch.inference_mode():
+        assert not same_bits(step(engine)[0], before[0])
+
+
+def name_of(engine: ExactModel, parameter: nn.Parameter) -> str:
+    return next(name for name, one in engine.model.named_parameters() if one is parameter)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [("tinyllama-1.1b", "float32"), ("gemma3-1b", "bfloat16")]
+)
+def test_layers_that_it_does_not_compute(shape: str, dtype: str, tmp_path: Path) -> None:
+    assert not takes_operator(engine_of(shape, tmp_path, dtype))
