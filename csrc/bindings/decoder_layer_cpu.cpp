@@ -20,6 +20,18 @@ Tensor columns(const Tensor& x, int64_t first, int64_t count) {
   return torch::stable::narrow(whole, 1, first, count);
 }
 
+// Each head of some columns normed by itself: [rows, heads * size].
+Tensor heads_normed(const Tensor& x, const Tensor& weight, double epsilon) {
+  const int64_t rows = x.size(0), count = x.size(1), size = weight.size(0);
+  check(size > 0 && count % size == 0, kLayer, ": norms of ", size, " elements for heads in ",
+        count, " columns.");
+  Tensor own = torch::stable::new_empty(x, {rows, count});
+  torch::stable::copy_(own, x);
+  const auto [normed, _] = rms_norm_rounded(torch::stable::view(own, {rows * count / size, size}),
+                                            std::nullopt, weight, epsilon);
+  return torch::stable::view(normed, {rows, count});
+}
+
 // [rows, heads * size] as [rows, heads, size], a view.
 Tensor by_head(const Tensor& x, int64_t size) {
   return torch::stable::view(x, {x.size(0), x.size(1) / size, size});
@@ -27,7 +39,8 @@ Tensor by_head(const Tensor& x, int64_t size) {
 
 std::tuple<Tensor, Tensor> decoder_layer_rows(
     Tensor x, std::optional<Tensor> residual, Tensor input_norm, Tensor qkv,
-    std::optional<Tensor> qkv_bias, int64_t qkv_order, Tensor output,
+    std::optional<Tensor> qkv_bias, int64_t qkv_order, std::optional<Tensor> query_norm,
+    std::optional<Tensor> key_norm, double head_epsilon, Tensor output,
     std::optional<Tensor> output_bias, int64_t output_order, Tensor post_norm, Tensor gate_up,
     std::optional<Tensor> gate_up_bias, int64_t gate_up_order, Tensor down,
     std::optional<Tensor> down_bias, int64_t down_order, double input_epsilon, double post_epsilon,
@@ -43,9 +56,12 @@ std::tuple<Tensor, Tensor> decoder_layer_rows(
   auto [normed, total] = rms_norm_rounded(x, residual, input_norm, input_epsilon);
   if (!residual) total = x;
   const Tensor projected = row_products(normed, qkv, qkv_bias, qkv_order);
+  Tensor before_query = columns(projected, 0, query_columns);
+  Tensor before_key = columns(projected, query_columns, kv_columns);
+  if (query_norm) before_query = heads_normed(before_query, *query_norm, head_epsilon);
+  if (key_norm) before_key = heads_normed(before_key, *key_norm, head_epsilon);
   const auto [query, key] =
-      rotate_rounded(positions, columns(projected, 0, query_columns),
-                     columns(projected, query_columns, kv_columns), cos_sin, size, is_neox);
+      rotate_rounded(positions, before_query, before_key, cos_sin, size, is_neox);
   const Tensor value = columns(projected, query_columns + kv_columns, kv_columns);
   append_to_pages(pages, by_head(key, size), by_head(value, size), slots);
   const Tensor queries = torch::stable::unsqueeze(by_head(query, size), 2);

@@ -21,7 +21,8 @@ STABLE_TORCH_LIBRARY(vllm_fork, library) {
   library.def("has_prompt_order(int length) -> bool");
   library.def(
       "decoder_layer_rows(Tensor x, Tensor? residual, Tensor input_norm, Tensor qkv, "
-      "Tensor? qkv_bias, int qkv_order, Tensor output, Tensor? output_bias, int output_order, "
+      "Tensor? qkv_bias, int qkv_order, Tensor? query_norm, Tensor? key_norm, float head_epsilon, "
+      "Tensor output, Tensor? output_bias, int output_order, "
       "Tensor post_norm, Tensor gate_up, Tensor? gate_up_bias, int gate_up_order, Tensor down, "
       "Tensor? down_bias, int down_order, float input_epsilon, float post_epsilon, "
       "Tensor positions, Tensor cos_sin, bool is_neox, Tensor(a!) pages, Tensor slots, "

@@ -63,7 +63,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("shape", ["tinyllama-1.1b", "qwen2-0.5b", "mistral-7b"])
+@pytest.mark.parametrize("shape", ["tinyllama-1.1b", "qwen2-0.5b", "mistral-7b", "qwen3-0.6b"])
 @torch.inference_mode()
 def test_bits(shape: str, tmp_path: Path, calls: list[int]) -> None:
     engine = engine_of(shape, tmp_path)

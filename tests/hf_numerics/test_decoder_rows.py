@@ -20,7 +20,7 @@ from vllm.hf_numerics.layer_parts import MOST_ROWS
 from vllm.hf_numerics.single_row_products import same_bits
 
 BLOCK_SIZE, BLOCKS = 16, 6
-KINDS = ("tinyllama-1.1b", "qwen2-0.5b", "mistral-7b")
+KINDS = ("tinyllama-1.1b", "qwen2-0.5b", "mistral-7b", "qwen3-0.6b")
 
 
 class Layers:
@@ -191,7 +191,6 @@ def test_other_weights_count(layers: Layers) -> None:
     [
         ("tinyllama-1.1b", {"dtype": "float16", "hf_compat": True}),
         ("gemma3-1b", {"hf_compat": True}),
-        ("qwen3-0.6b", {"hf_compat": True}),
     ],
 )
 def test_layers_that_it_does_not_compute(

@@ -48,6 +48,9 @@ class LayerWeights(NamedTuple):
         qkv: [queries, keys and values, hidden_size].
         qkv_bias: of `qkv`, or None.
         qkv_order: of its products.
+        query_norm: [head_size], of each head of the queries, or None.
+        key_norm: likewise.
+        head_epsilon: of these two norms.
         output: [hidden_size, queries].
         output_bias: of `output`, or None.
         output_order: of its products.
@@ -66,6 +69,9 @@ class LayerWeights(NamedTuple):
     qkv: torch.Tensor
     qkv_bias: torch.Tensor | None
     qkv_order: int
+    query_norm: torch.Tensor | None
+    key_norm: torch.Tensor | None
+    head_epsilon: float
     output: torch.Tensor
     output_bias: torch.Tensor | None
     output_order: int

@@ -88,7 +88,8 @@ class GroupCache(DynamicCache):
         self._pages, self._windows = layers, windows
         self._blocks, self._positions = blocks, positions
         self._places = torch.tensor(positions, device=blocks.device)
-        self._slots = layers[0].slots_of(blocks, self._places)
+        self._rows = torch.arange(len(positions), device=blocks.device)
+        self._slots = layers[0].slots_of(blocks, self._rows, self._places)
         self._stops = self._places + 1
         self._angles: Any = None
         self._starts = {
@@ -129,8 +130,7 @@ class GroupCache(DynamicCache):
         """
         if self._angles is None or self._angles[0] is not embeddings:
             halves = [one[:, 0, : one.shape[-1] // 2] for one in embeddings]
-            rows = torch.arange(len(self._places))
-            self._angles = embeddings, (rows, torch.cat(halves, dim=-1))
+            self._angles = embeddings, (self._rows, torch.cat(halves, dim=-1))
         return self._angles[1]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

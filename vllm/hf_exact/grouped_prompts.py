@@ -151,9 +151,8 @@ class GroupedPrompts:
         runs = tuple((False, begin, end) for begin, end in pairwise([0, *ends]))
         spans = [(begin, end, row, end - begin) for row, (_, begin, end) in enumerate(runs)]
         positions = torch.cat([torch.arange(length) for length in lengths])
-        slots = self._layers[0].slots_of(
-            blocks.repeat_interleave(torch.tensor(lengths), dim=0), positions
-        )
+        rows = torch.arange(len(prompts)).repeat_interleave(torch.tensor(lengths))
+        slots = self._layers[0].slots_of(blocks, rows, positions)
         cache = PromptsCache(self._layers, blocks, torch.tensor(spans), slots)
         with self._group.of_prompts(runs), self._attention.is_used():
             output = self._model(

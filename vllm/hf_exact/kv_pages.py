@@ -151,16 +151,18 @@ class LayerPages(AttentionLayerBase):
         keys, values = (x if x.stride(-1) == 1 else x.contiguous() for x in (keys, values))
         append_to_pages(self.kv_cache, keys, values, slots)
 
-    def slots_of(self, blocks: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return the places of tokens, in all layers.
+    def slots_of(
+        self, blocks: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the places of tokens, in all layers; int64 [num_tokens].
 
         Args:
-            blocks: int [num_tokens, max_blocks] of the request of each, or [max_blocks] of all.
+            blocks: int [num_requests, max_blocks].
+            rows: int64 [num_tokens], the request of each.
             positions: int64 [num_tokens].
         """
-        pages, size = positions // self._block_size, self._block_size
-        own = blocks.gather(-1, pages[:, None])[:, 0] if blocks.dim() > 1 else blocks[pages]
-        return own.long() * size + positions % size
+        size = self._block_size
+        return blocks[rows, positions // size].long() * size + positions % size
 
     @property
     def _block_size(self) -> int:

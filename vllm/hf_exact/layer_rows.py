@@ -24,7 +24,7 @@ from vllm.hf_numerics.single_row_products import RowPlan
 
 _KINDS = {
     f"transformers.models.{name.lower()}.modeling_{name.lower()}.{name}DecoderLayer"
-    for name in ("Llama", "Mistral", "Qwen2")
+    for name in ("Llama", "Mistral", "Qwen2", "Qwen3")
 }
 
 
@@ -86,7 +86,9 @@ class LayerRows:
         self._gate_up = SideBySide([mlp.gate_proj, mlp.up_proj])
         found = (_order(products) for products in _products(layer))
         self._orders = [order for order in found if order is not None]
-        others = (layer.input_layernorm, layer.post_attention_layernorm)
+        self._head_norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+        others = [layer.input_layernorm, layer.post_attention_layernorm]
+        others += [norm for norm in self._head_norms if norm is not None]
         self._others = [one._parameters for one in (*others, attention.o_proj, mlp.down_proj)]
         self._parameters: list[torch.Tensor | None] = []
         self._made: LayerWeights | None = None
@@ -143,6 +145,8 @@ class LayerRows:
             joined,
             joined_bias,
             qkv,
+            *(None if norm is None else norm.weight for norm in self._head_norms),
+            0.0 if self._head_norms[0] is None else self._head_norms[0].variance_epsilon,
             layer.self_attn.o_proj.weight,
             layer.self_attn.o_proj.bias,
             output,

@@ -40,9 +40,10 @@ _LAYERS = {
     "llama.LlamaDecoderLayer": ("llama.LlamaAttention", "llama.LlamaMLP"),
     "mistral.MistralDecoderLayer": ("mistral.MistralAttention", "llama.LlamaMLP"),
     "qwen2.Qwen2DecoderLayer": ("qwen2.Qwen2Attention", "qwen2.Qwen2MLP"),
+    "qwen3.Qwen3DecoderLayer": ("qwen3.Qwen3Attention", "qwen2.Qwen2MLP"),
 }
-"""Layers of vLLM's models that can compute as ``LlamaDecoderLayer.forward`` does, and what attends
-and multiplies in them."""
+"""Layers of vLLM's models that can compute as ``LlamaDecoderLayer.forward`` does, Qwen3's with norms
+of heads; and what attends and multiplies in them."""
 
 _PLACES = "_hf_places_of_rows"
 
@@ -80,7 +81,7 @@ class _Plan:
         self._orders = orders
         self.parts = LayerParts(layer)
         attention, mlp = layer.self_attn, layer.mlp
-        norms = (layer.input_layernorm, layer.post_attention_layernorm)
+        norms = (layer.input_layernorm, layer.post_attention_layernorm, *_head_norms(attention))
         products = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
         self._norms = [norm._parameters for norm in norms]
         self._products = [product._parameters for product in products]
@@ -98,13 +99,19 @@ class _Plan:
         return self._weights
 
     def _weights_of(self, parameters: list[Any]) -> LayerWeights:
-        input_norm, post_norm, qkv, qkv_bias, output, output_bias, *others = parameters
+        input_norm, post_norm, *rest = parameters
+        head_norms = _head_norms(self._layer.self_attn)
+        query_norm, key_norm = rest[: len(head_norms)] or (None, None)
+        qkv, qkv_bias, output, output_bias, *others = rest[len(head_norms) :]
         gate_up, gate_up_bias, down, down_bias = others
         return LayerWeights(
             input_norm,
             qkv,
             qkv_bias,
             self._orders[0],
+            query_norm,
+            key_norm,
+            head_norms[0].variance_epsilon if head_norms else 0.0,
             output,
             output_bias,
             self._orders[1],
@@ -227,7 +234,7 @@ def _plan_of(layer: Any) -> _Plan | None:
     attention, mlp = layer.self_attn, layer.mlp
     products = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
     kinds = (QKVParallelLinear, RowParallelLinear, MergedColumnParallelLinear, RowParallelLinear)
-    norms = (layer.input_layernorm, layer.post_attention_layernorm)
+    norms = (layer.input_layernorm, layer.post_attention_layernorm, *_head_norms(attention))
     if (
         (_name_of(attention), _name_of(mlp)) != _LAYERS[_name_of(layer)]
         or any(getattr(attention, name, False) for name in ("qk_norm", "do_llama_4_scaling"))
@@ -248,6 +255,12 @@ def _plan_of(layer: Any) -> _Plan | None:
         return None
     qkv, output, gate_up, down = (order for order in orders if order is not None)
     return _Plan(layer, (qkv, output, gate_up, down))
+
+
+def _head_norms(attention: Any) -> list[Any]:
+    """Return the norms of queries and keys, if there are any."""
+    norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+    return [norm for norm in norms if norm is not None]
 
 
 def _calls(layer: Any, function: Any) -> bool:
