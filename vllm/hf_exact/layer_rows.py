@@ -86,9 +86,9 @@ class LayerRows:
         self._gate_up = SideBySide([mlp.gate_proj, mlp.up_proj])
         found = (_order(products) for products in _products(layer))
         self._orders = [order for order in found if order is not None]
-        self._head_norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
         others = [layer.input_layernorm, layer.post_attention_layernorm]
-        others += [norm for norm in self._head_norms if norm is not None]
+        if hasattr(attention, "q_norm"):
+            others += [attention.q_norm, attention.k_norm]
         self._others = [one._parameters for one in (*others, attention.o_proj, mlp.down_proj)]
         self._parameters: list[torch.Tensor | None] = []
         self._made: LayerWeights | None = None
@@ -145,8 +145,7 @@ class LayerRows:
             joined,
             joined_bias,
             qkv,
-            *(None if norm is None else norm.weight for norm in self._head_norms),
-            0.0 if self._head_norms[0] is None else self._head_norms[0].variance_epsilon,
+            *_head_norms(layer.self_attn),
             layer.self_attn.o_proj.weight,
             layer.self_attn.o_proj.bias,
             output,
@@ -160,6 +159,13 @@ class LayerRows:
             norms[0].variance_epsilon,
             norms[1].variance_epsilon,
         )
+
+
+def _head_norms(attention: Any) -> tuple[torch.Tensor | None, torch.Tensor | None, float]:
+    """Return the norms of queries and keys, if there are any, and their epsilon."""
+    if (query := getattr(attention, "q_norm", None)) is None:
+        return None, None, 0.0
+    return query.weight, attention.k_norm.weight, query.variance_epsilon
 
 
 def can_compute(layer: Any, attention_name: str) -> bool:

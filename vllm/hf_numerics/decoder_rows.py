@@ -42,8 +42,8 @@ _LAYERS = {
     "qwen2.Qwen2DecoderLayer": ("qwen2.Qwen2Attention", "qwen2.Qwen2MLP"),
     "qwen3.Qwen3DecoderLayer": ("qwen3.Qwen3Attention", "qwen2.Qwen2MLP"),
 }
-"""Layers of vLLM's models that can compute as ``LlamaDecoderLayer.forward`` does, Qwen3's with norms
-of heads; and what attends and multiplies in them."""
+"""Layers of vLLM's models that can compute as ``LlamaDecoderLayer.forward`` does, in Qwen3's with
+norms of heads; and what attends and multiplies in them."""
 
 _PLACES = "_hf_places_of_rows"
 
