@@ -31,10 +31,10 @@ Tensor attend_in_one(const Tensor& query, const Tensor& pages, const Tensor& blo
   auto* out = static_cast<uint16_t*>(result.data_ptr());
   // Waking a thread takes as long as this many products.
   constexpr int64_t kWorthAThread = 1 << 16;
-  int64_t products = 1;
-  for (int64_t i = 0; i < requests; ++i) products += 2 * kv_heads * group * size * (stops[i] - starts[i]);
-  const int64_t grain =
-      std::max<int64_t>(1, kWorthAThread * requests * kv_heads / std::max<int64_t>(1, products));
+  int64_t tokens = 0;
+  for (int64_t i = 0; i < requests; ++i) tokens += std::max<int64_t>(0, stops[i] - starts[i]);
+  const int64_t products = std::max<int64_t>(1, 2 * heads * size * tokens);
+  const int64_t grain = std::max<int64_t>(1, kWorthAThread * requests * kv_heads / products);
   torch::stable::parallel_for(0, requests * kv_heads, grain, [&](int64_t begin, int64_t end) {
     std::vector<const uint16_t*> places;
     std::vector<float> scratch(kTokenHeads * (size + kTokenKeys));

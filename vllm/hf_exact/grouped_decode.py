@@ -37,8 +37,20 @@ class PagesAreReadError(AttributeError):
     """A model computes with what is cached before it attends to it."""
 
 
+class NoTensor:
+    """Stands for keys and values on their way through a model, which may only hand them on."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse what only tensors have.
+
+        Raises:
+            PagesAreReadError: always.
+        """
+        raise PagesAreReadError(f"keys and values of a group are no tensor, with {name!r}")
+
+
 @dataclass
-class GroupPages:
+class GroupPages(NoTensor):
     """Keys and values of several requests, which stay where they are until they are needed.
 
     Attributes:
@@ -52,14 +64,6 @@ class GroupPages:
     blocks: torch.Tensor
     starts: torch.Tensor
     stops: torch.Tensor
-
-    def __getattr__(self, name: str) -> Any:
-        """Refuse what only tensors have.
-
-        Raises:
-            PagesAreReadError: always.
-        """
-        raise PagesAreReadError(f"keys and values of a group are no tensor, with {name!r}")
 
     def read(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the keys and values of one request (`LayerPages.read`)."""

@@ -22,7 +22,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from vllm.hf_exact.alone import keeps_last, sliding_windows
 from vllm.hf_exact.attention_name import AttentionName
 from vllm.hf_exact.group import Group
-from vllm.hf_exact.grouped_decode import PagesAreReadError, calls_only_sdpa, can_group
+from vllm.hf_exact.grouped_decode import (
+    NoTensor,
+    PagesAreReadError,
+    calls_only_sdpa,
+    can_group,
+)
 from vllm.hf_exact.kv_pages import LayerPages
 from vllm.hf_exact.operations import own_code
 from vllm.hf_numerics.prompt_attention import attend_to_prompts
@@ -33,7 +38,7 @@ _ATTENTION = "vllm_exact_prompts"
 
 
 @dataclass
-class PromptPages:
+class PromptPages(NoTensor):
     """Keys and values of several prompts, which have been written to their pages.
 
     Attributes:
@@ -45,14 +50,6 @@ class PromptPages:
     pages: LayerPages
     blocks: torch.Tensor
     spans: torch.Tensor
-
-    def __getattr__(self, name: str) -> Any:
-        """Refuse what only tensors have.
-
-        Raises:
-            PagesAreReadError: always.
-        """
-        raise PagesAreReadError(f"keys and values of prompts are no tensor, with {name!r}")
 
 
 class PromptsCache(DynamicCache):

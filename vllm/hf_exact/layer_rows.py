@@ -19,8 +19,8 @@ from vllm.fork_ops.decoder_layer import LayerWeights, decoder_layer_rows
 from vllm.hf_exact.group import Group
 from vllm.hf_exact.grouped_decode import GroupCache
 from vllm.hf_numerics.layer_parts import LayerParts, counts_without_remainder
+from vllm.hf_numerics.linear import common_order
 from vllm.hf_numerics.paged_attention import adds_in_order
-from vllm.hf_numerics.single_row_products import RowPlan
 
 _KINDS = {
     f"transformers.models.{name.lower()}.modeling_{name.lower()}.{name}DecoderLayer"
@@ -204,5 +204,4 @@ def _order(layers: list[Any]) -> int | None:
     """Return the order in which rows have the bits of each layer; None if there is none."""
     if len({layer.bias is None for layer in layers}) > 1:
         return None
-    orders = {RowPlan.of_weight(one.weight.data, one.bias is not None).order for one in layers}
-    return orders.pop() if len(orders) == 1 else None
+    return common_order(layers)

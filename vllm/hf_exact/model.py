@@ -221,7 +221,7 @@ class ExactModel(nn.Module):
         """Keep logits [len(tokens), vocab_size], and write down where."""
         first = sum(map(len, self._logits))
         own = torch.arange(first, first + len(tokens), dtype=places.dtype, device=places.device)
-        places[as_rows(tokens), 0] = own
+        places[_as_rows(tokens), 0] = own
         self._logits.append(logits)
 
     def _advance_group(self, group: list[int], step: StepMetadata) -> torch.Tensor:
@@ -230,7 +230,7 @@ class ExactModel(nn.Module):
         batch = runner_of(self._vllm_config).input_batch
         positions = [step.seq_lens[i] - 1 for i in group]
         newest = torch.from_numpy(batch.token_ids_cpu[group, positions].astype("int64"))
-        blocks = step.block_table[as_rows(group)]
+        blocks = step.block_table[_as_rows(group)]
         return self.grouped(newest.to(blocks.device), blocks, positions)
 
     def _begin_group(self, group: list[int], step: StepMetadata) -> torch.Tensor:
@@ -240,7 +240,7 @@ class ExactModel(nn.Module):
         prompts = [
             torch.from_numpy(token_ids[i, : step.seq_lens[i]].astype("int64")) for i in group
         ]
-        return self.prompts(prompts, step.block_table[as_rows(group)])
+        return self.prompts(prompts, step.block_table[_as_rows(group)])
 
     def _advance(self, i: int, num_new: int, step: StepMetadata, places: torch.Tensor) -> None:
         """Compute the tokens of one request, and keep its logits."""
@@ -262,7 +262,7 @@ class ExactModel(nn.Module):
         self._keep(places, [start + num_new - 1], logits)
 
 
-def as_rows(indices: list[int]) -> list[int] | slice:
+def _as_rows(indices: list[int]) -> list[int] | slice:
     """Return indices as a slice, where they follow each other: it is a view, and made faster."""
     first, count = indices[0], len(indices)
     return slice(first, first + count) if indices == [*range(first, first + count)] else indices

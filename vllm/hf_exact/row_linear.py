@@ -45,21 +45,14 @@ class RowLinear:
             x: [num_requests, ..., in_features] of rows; of prompts [1, num_tokens, in_features], or
                 [1, num_prompts, in_features] of their last tokens.
         """
-        if self._group.prompts and x.shape[-2] == self._group.prompts[-1][2]:
-            product = self._of_prompts(x.flatten(0, -2))
+        weight, bias, prompts = self._layer.weight, self._layer.bias, self._group.prompts
+        if prompts and x.shape[-2] == prompts[-1][2]:
+            product = self._prompts(prompts, x.flatten(0, -2), weight, bias)
         elif self._group.is_active or self._is_faster(x):
-            product = self._rows(x.flatten(0, -2), self._layer.weight, self._layer.bias)
+            product = self._rows(x.flatten(0, -2), weight, bias)
         else:
             return self._alone(x)
         return product.view(*x.shape[:-1], -1)
-
-    def _of_prompts(self, rows: torch.Tensor) -> torch.Tensor:
-        weight, bias = self._layer.weight, self._layer.bias
-        parts = self._prompts.parts(self._group.prompts, bias is not None)
-        if len(parts) == 1:
-            return parts[0][0](rows, weight, bias)
-        pieces = [multiply(rows[begin:end], weight, bias) for multiply, begin, end in parts]
-        return torch.cat(pieces)
 
     def _is_faster(self, x: torch.Tensor) -> bool:
         """Whether the fork's product takes x, which is a single row, with the bits it has alone."""

@@ -235,13 +235,7 @@ def linear_by_request(
         [..., out_features].
     """
     rows = x if x.dim() == 2 else x.flatten(0, -2)
-    parts = ways.parts(step_runs(rows.shape[0]), bias is not None)
     # vLLM's parameters have Python called for each operator that they are given to.
     with torch._C.DisableTorchFunctionSubclass():
-        if len(parts) == 1:
-            product = parts[0][0](rows, weight, bias)
-        else:
-            product = torch.cat(
-                [multiply(rows[begin:end], weight, bias) for multiply, begin, end in parts]
-            )
+        product = ways(step_runs(rows.shape[0]), rows, weight, bias)
     return product if x.dim() == 2 else product.view(*x.shape[:-1], -1)

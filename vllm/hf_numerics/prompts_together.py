@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
+import torch
+
 from vllm.hf_numerics.requests import Run
 from vllm.hf_numerics.row_counts import RowCounts, sizes_together
 from vllm.hf_numerics.single_row_products import Product
@@ -40,6 +42,28 @@ class PromptsTogether:
         self._counts = functools.cache(counts)
         self._fused = fused
         self._last: tuple[tuple[Run, ...], bool, list[Part]] | None = None
+
+    def __call__(
+        self,
+        runs: tuple[Run, ...],
+        rows: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Return the products of rows [n, in_features], [n, out_features].
+
+        Args:
+            runs: of the rows.
+            rows: of a step.
+            weight: is given to what multiplies.
+            bias: likewise.
+        """
+        parts = self.parts(runs, bias is not None)
+        if len(parts) == 1:
+            return parts[0][0](rows, weight, bias)
+        return torch.cat(
+            [multiply(rows[begin:end], weight, bias) for multiply, begin, end in parts]
+        )
 
     def parts(self, runs: tuple[Run, ...], has_bias: bool) -> list[Part]:
         """Return what is multiplied at once, in the order of rows.
