@@ -24,6 +24,8 @@ void append_to_pages(Tensor pages, Tensor key, Tensor value, Tensor slots);
 
 Tensor row_products(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t block);
 
+Tensor ordered_products(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor order);
+
 Tensor paged_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor starts, Tensor stops,
                   int64_t key_size, std::optional<double> scale, bool enable_gqa,
                   bool thread_per_request, bool in_one);

@@ -106,6 +106,13 @@ FewRowChains chosen_few_row_chains() {
   return nullptr;
 }
 
+MultiplyInOrder chosen_ordered_products() {
+#if defined(VLLM_FORK_X86)
+  if (chosen_isa().row_products != nullptr) return ordered_products_avx512;
+#endif
+  return nullptr;
+}
+
 AttendFromToken chosen_token_attention() {
 #if defined(VLLM_FORK_X86)
   if (chosen_isa().row_products != nullptr) return token_attention_avx512;

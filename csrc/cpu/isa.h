@@ -5,6 +5,7 @@
 #include "cpu/logits/penalize_row.h"
 #include "cpu/operations.h"
 #include "cpu/product/product.h"
+#include "cpu/single_row/ordered_products.h"
 #include "cpu/single_row/row_chains.h"
 #include "cpu/single_row/row_products.h"
 #include "cpu/torch_attention/prompt_attention.h"
@@ -32,6 +33,8 @@ RowChains chosen_row_chains();
 FewRowChains chosen_few_row_chains();
 
 // Null without AVX-512.
+using MultiplyInOrder = void (*)(const OrderedProducts&);
+MultiplyInOrder chosen_ordered_products();
 using AttendFromToken = void (*)(const TokenAttention&);
 AttendFromToken chosen_token_attention();
 using AttendInPrompt = void (*)(const PromptAttention&);

@@ -154,7 +154,7 @@ def test_single_rows_have_the_bits_they_have_alone(
 
 
 def test_a_weight_that_is_too_large_to_be_tried() -> None:
-    layout = (torch.Size((1 << 14, 1 << 14)), (1 << 14, 1), torch.bfloat16, torch.device("cpu"))
+    layout = (torch.Size((1 << 14, 1 << 14)), (1 << 14, 1), torch.bfloat16, torch.device("cpu"), 0)
     counts = RowCounts(layout, False, torch.nn.Linear)
     assert not counts.has_the_order(32)
     assert not counts.has_single_rows(32)

@@ -56,4 +56,4 @@ class RowLinear:
 
     def _is_faster(self, x: torch.Tensor) -> bool:
         """Whether the fork's product takes x, which is a single row, with the bits it has alone."""
-        return self._apart.has_order and x.numel() == x.shape[-1]
+        return self._apart.takes_single_rows and x.numel() == x.shape[-1]

@@ -157,7 +157,8 @@ def common_order(parts: list[Any]) -> int | None:
         for part in parts
         for has_bias in {False, part.bias is not None}
     }
-    return orders.pop() if len(orders) == 1 else None
+    order = orders.pop()
+    return order if isinstance(order, int) and not orders else None
 
 
 def side_by_side(parts: list[Any], sizes: list[int]) -> Product | None:

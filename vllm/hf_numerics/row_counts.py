@@ -68,7 +68,7 @@ class RowCounts:
         self, layout: Layout, has_bias: bool, kind: LayerType, parts: tuple[int, ...] = ()
     ) -> None:
         self._known: dict[int, bool] = {}
-        shape, _, dtype, device = layout
+        shape, _, dtype, device, _ = layout
         self._is_tried = device.type == "cpu" and math.prod(shape) * dtype.itemsize <= _MOST_BYTES
         if not self._is_tried:
             return

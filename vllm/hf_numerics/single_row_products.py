@@ -20,16 +20,24 @@ from torch.nn.functional import linear
 from transformers.pytorch_utils import Conv1D
 
 from vllm.fork_ops import row_orders, row_products
+from vllm.fork_ops.ordered_products import SumOrder, ordered_products
+from vllm.hf_numerics.row_order import by_output, order_of_rows
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 LayerType = Callable[..., nn.Module]
 
-Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device]
-"""Shape, strides, dtype and device of a weight."""
+Layout = tuple[torch.Size, tuple[int, ...], torch.dtype, torch.device, int]
+"""Shape, strides, dtype and device of a weight, and, in float32 on a CPU, where products may depend
+on it, how many bytes its address is beyond a multiple of 64.
+"""
+
+Order = int | SumOrder
+"""Of `row_products`, or of `ordered_products`."""
 
 GROUP_SIZES = (32, 16, 8, 4, 2)
 """How many rows are computed together; no other number is."""
 
+_LINE = 64  # bytes
 _BLOCK_BYTES = 1 << 19  # of weights; a core's second-level cache holds them
 
 
@@ -46,18 +54,22 @@ class RowsApart:
         self._product = product
 
     @property
-    def has_order(self) -> bool:
-        """Whether the fork's own product has the bits."""
-        return self._plan.order is not None
+    def takes_single_rows(self) -> bool:
+        """Whether the fork's own product has the bits, and is faster for a single row, too."""
+        return isinstance(self._plan.order, int)
 
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """Return the products of x [n, in_features], [n, out_features]."""
-        if self._plan.order is not None:
-            return row_products(x, weight, bias, self._plan.order)
+        order = self._plan.order
+        if isinstance(order, int):
+            return row_products(x, weight, bias, order)
         if len(x) < 2:
             return self._product(x, weight, bias)
+        if order is not None:
+            weight = weight.T if self._product is conv1d else weight
+            return ordered_products(x, weight, bias, order)
         if not self._plan.block_height:
             pieces = x.split(_pieces(len(x), self._plan.sizes))
             return torch.cat([self._product(piece, weight, bias) for piece in pieces])
@@ -118,7 +130,9 @@ class RowPlan:
         alone = torch.cat([probe(row) for row in rows.split(1)])
         self.sizes: list[int] = []
         self.block_height = 0
-        self.order = _order(probe, rows[:, 0], alone[:, 0])
+        self.order: Order | None = _order(probe, rows[:, 0], alone[:, 0])
+        if self.order is None:
+            self.order = order_of_rows(probe, rows[:, 0], alone[:, 0], _of_outputs(layer))
         if self.order is not None:
             return
         self.sizes = [
@@ -144,21 +158,54 @@ def _plan_of_layout(layout: Layout, has_bias: bool, kind: LayerType) -> RowPlan:
 
 def layout_of(weight: torch.Tensor) -> Layout:
     """Return how a weight lies in memory."""
-    return weight.shape, weight.stride(), weight.dtype, weight.device
+    is_placed = weight.dtype == torch.float32 and weight.device.type == "cpu"
+    place = weight.data_ptr() % _LINE if is_placed else 0
+    return weight.shape, weight.stride(), weight.dtype, weight.device, place
 
 
 def layer_of_layout(layout: Layout, has_bias: bool, kind: LayerType) -> Any:
     """Return a layer of a kind with a weight like that: it holds anything."""
-    shape, stride, dtype, device = layout
+    shape, stride, dtype, device, place = layout
     layer: Any
     with torch.device("meta"):  # its own weights would be drawn at random
         arguments = {} if kind is Conv1D else {"bias": has_bias}
         layer = kind(shape[1], shape[0], **arguments)
-    weight = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    weight = _placed(shape, stride, dtype, device, place)
     layer.weight = nn.Parameter(weight, requires_grad=False)
     if layer.bias is not None:
         layer.bias = nn.Parameter(torch.randn(layer.bias.shape).to(weight), requires_grad=False)
     return layer
+
+
+def _placed(
+    shape: torch.Size,
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    place: int,
+) -> torch.Tensor:
+    """Return a tensor that holds anything, `place` bytes beyond a multiple of 64."""
+    if not place:
+        return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    span = 1 + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
+    memory = torch.empty(span + _LINE, dtype=dtype, device=device)
+    first = (place - memory.data_ptr()) % _LINE // dtype.itemsize
+    return memory.as_strided(shape, stride, first)
+
+
+def _of_outputs(layer: nn.Linear | Conv1D) -> Callable[[int], Any]:
+    """Return how to make layers like one, with another number of outputs."""
+    inputs, outputs = by_output(layer).T.shape
+    _, stride, *others = layout_of(layer.weight)
+
+    def made(count: int) -> Any:
+        is_linear = isinstance(layer, nn.Linear)
+        shape = torch.Size((count, inputs) if is_linear else (inputs, count))
+        own = stride if count == outputs else (shape[1], 1)
+        layout: Any = (shape, own, *others)
+        return layer_of_layout(layout, layer.bias is not None, type(layer))
+
+    return made
 
 
 def cancelling_rows(layer: nn.Linear | Conv1D) -> tuple[Any, torch.Tensor]:
@@ -174,7 +221,7 @@ def cancelling_rows(layer: nn.Linear | Conv1D) -> tuple[Any, torch.Tensor]:
     values = torch.randn(half, by_input.shape[1], generator=generator, device=weight.device)
     exponents = torch.randint(-8, 9, values.shape, generator=generator, device=weight.device)
     values *= torch.exp2(exponents)
-    synthetic = torch.zeros_like(weight)
+    synthetic = _placed(*layout_of(weight)).zero_()
     view = synthetic.T if isinstance(layer, nn.Linear) else synthetic
     view[order[:half]] = view[order[half:]] = values.to(weight.dtype)
     factors = torch.randn(GROUP_SIZES[0], half, generator=generator, device=weight.device)
