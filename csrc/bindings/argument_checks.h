@@ -45,6 +45,12 @@ inline void check_dtype(const char* op, const char* name, const Tensor& tensor,
         dtype_name(expected), ", but has ", dtype_name(tensor.scalar_type()), ".");
 }
 
+inline void check_16_bits(const char* op, const char* name, const Tensor& tensor) {
+  const ScalarType type = tensor.scalar_type();
+  check(type == ScalarType::BFloat16 || type == ScalarType::Half, op, ": ", name,
+        " must have dtype bfloat16 or float16, but has ", dtype_name(type), ".");
+}
+
 inline void check_dim(const char* op, const char* name, const Tensor& tensor, int64_t dim) {
   check(tensor.dim() == dim, op, ": ", name, " must have ", dim, " dimension(s), but has ",
         tensor.dim(), ".");

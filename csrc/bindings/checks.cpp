@@ -121,17 +121,21 @@ void check_row_products(const Tensor& x, const Tensor& weight, const std::option
         block, ".");
   check(is_available, kProducts, ": this CPU has no ", block ? "AVX512_BF16." : "AVX-512.");
   for (const auto& [name, tensor] : {std::pair("x", x), std::pair("weight", weight)}) {
-    check_dtype(kProducts, name, tensor, ScalarType::BFloat16);
+    if (block) {
+      check_dtype(kProducts, name, tensor, ScalarType::BFloat16);
+    } else {
+      check_16_bits(kProducts, name, tensor);
+    }
     check_dim(kProducts, name, tensor, 2);
     check_contiguous(kProducts, name, tensor);
   }
+  check_dtype(kProducts, "weight", weight, x.scalar_type());
   check(x.size(1) == weight.size(1), kProducts, ": weight must have ", x.size(1),
         " columns, as x has, but has ", weight.size(1), ".");
-  const int64_t step = block ? 2 : 64;
-  check(x.size(1) % step == 0, kProducts, ": x must have a multiple of ", step,
-        " columns, but has ", x.size(1), ".");
+  check(!block || x.size(1) % 2 == 0, kProducts, ": x must have a multiple of 2 columns, but has ",
+        x.size(1), ".");
   if (!bias) return;
-  check_dtype(kProducts, "bias", *bias, ScalarType::BFloat16);
+  check_dtype(kProducts, "bias", *bias, x.scalar_type());
   check_dim(kProducts, "bias", *bias, 1);
   check_contiguous(kProducts, "bias", *bias);
   check_length(kProducts, "bias", *bias, weight.size(0), "rows of weight");
@@ -166,7 +170,7 @@ void check_paged_sdpa(const Tensor& query, const Tensor& pages, const Tensor& bl
 void check_token_attention(const Tensor& query, const Tensor& pages, int64_t key_size,
                            bool is_there) {
   check(is_there, kSdpa, ": this CPU has no instructions for in_one.");
-  check_dtype(kSdpa, "query", query, ScalarType::BFloat16);
+  if (query.scalar_type() != ScalarType::Float) check_16_bits(kSdpa, "query", query);
   check_contiguous(kSdpa, "query", query);
   check(key_size % kTokenColumns == 0 && pages.size(3) == 2 * key_size, kSdpa,
         ": in_one takes keys and values of the same multiple of ", kTokenColumns,

@@ -28,6 +28,6 @@ Tensor ordered_products(Tensor x, Tensor weight, std::optional<Tensor> bias, Ten
 
 Tensor paged_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor starts, Tensor stops,
                   int64_t key_size, std::optional<double> scale, bool enable_gqa,
-                  bool thread_per_request, bool in_one);
+                  bool thread_per_request, bool in_one, std::optional<Tensor> order);
 
 }  // namespace vllm_fork

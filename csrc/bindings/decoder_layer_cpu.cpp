@@ -67,7 +67,7 @@ std::tuple<Tensor, Tensor> decoder_layer_rows(
   const Tensor queries = torch::stable::unsqueeze(by_head(query, size), 2);
   const Tensor attended =
       paged_sdpa(queries, pages, blocks, starts, stops, size, scale, query_columns != kv_columns,
-                 /*thread_per_request=*/false, /*in_one=*/true);
+                 /*thread_per_request=*/false, /*in_one=*/true, std::nullopt);
   const Tensor mixed = row_products(torch::stable::view(attended, {rows, query_columns}), output,
                                     output_bias, output_order);
   const auto [again, sum] = rms_norm_rounded(mixed, total, post_norm, post_epsilon);

@@ -7,56 +7,14 @@
 #include <optional>
 #include <vector>
 
-#include "bindings/argument_checks.h"
 #include "bindings/cpu_operators.h"
+#include "bindings/sum_order.h"
 #include "cpu/isa.h"
 
 namespace vllm_fork {
 namespace {
 
 constexpr const char* kOrdered = "ordered_products";
-
-// Outputs of a weight that are added in one order.
-struct Range {
-  int64_t end;
-  float zero;
-  const SumStep* steps;
-  int64_t num_steps;
-};
-
-void check_step(const SumStep& step, int64_t index, int64_t size, bool has_bias) {
-  const auto is_sum = [](int32_t sum) { return 0 <= sum && sum < kMostSums; };
-  const int64_t last = step.first + (step.count - 1) * static_cast<int64_t>(step.stride);
-  const bool is_right = step.count > 0 ? step.first >= 0 && step.stride > 0 && last < size
-                        : step.count == 0 ? is_sum(step.first)
-                                          : has_bias;
-  check(is_sum(step.sum) && is_right, kOrdered, ": row ", index, " of order is no step: ",
-        step.sum, ", ", step.first, ", ", step.stride, ", ", step.count, ", ", step.is_fused, ".");
-}
-
-// A row of order is a step, or (-1, end, whether it begins with -0, number of steps behind it, 0).
-std::vector<Range> ranges_of(const Tensor& order, int64_t outputs, int64_t size, bool has_bias) {
-  check_dtype(kOrdered, "order", order, ScalarType::Int);
-  check_dim(kOrdered, "order", order, 2);
-  check_contiguous(kOrdered, "order", order);
-  check(order.size(1) == 5, kOrdered, ": order must have 5 columns, but has ", order.size(1), ".");
-  const auto* rows = static_cast<const SumStep*>(order.data_ptr());
-  std::vector<Range> ranges;
-  int64_t end = 0;
-  for (int64_t i = 0; i < order.size(0);) {
-    const SumStep& head = rows[i];
-    const bool is_head = head.sum == -1 && head.first > end && head.count >= 0;
-    check(is_head && i + 1 + head.count <= order.size(0), kOrdered, ": row ", i,
-          " of order begins no range of outputs.");
-    for (int64_t k = i + 1; k <= i + head.count; ++k) check_step(rows[k], k, size, has_bias);
-    end = head.first;
-    ranges.push_back({end, head.stride ? -0.0f : 0.0f, rows + i + 1, head.count});
-    i += 1 + head.count;
-  }
-  check(end == outputs, kOrdered, ": order is that of ", end, " outputs, and weight has ", outputs,
-        ".");
-  return ranges;
-}
 
 void check_ordered(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
   check(chosen_ordered_products() != nullptr, kOrdered, ": this CPU has no AVX-512.");
@@ -89,9 +47,9 @@ std::vector<float> by_lanes(const Tensor& x) {
 
 // Calls function(range, first, last) for each part of [first, last) that is added in one order.
 template <typename Function>
-void by_range(const std::vector<Range>& ranges, int64_t first, int64_t last,
+void by_range(const std::vector<SumRange>& ranges, int64_t first, int64_t last,
               const Function& function) {
-  for (const Range& range : ranges) {
+  for (const SumRange& range : ranges) {
     const int64_t end = std::min(range.end, last);
     if (first < end) function(range, first, end);
     first = std::max(first, end);
@@ -103,7 +61,10 @@ void by_range(const std::vector<Range>& ranges, int64_t first, int64_t last,
 Tensor ordered_products(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor order) {
   check_ordered(x, weight, bias);
   const int64_t rows = x.size(0), outputs = weight.size(0), size = x.size(1);
-  const std::vector<Range> ranges = ranges_of(order, outputs, size, bias.has_value());
+  OrderRows order_rows(kOrdered, order);
+  const std::vector<SumRange> ranges = order_rows.ranges(outputs, size, bias.has_value());
+  check(order_rows.is_at_end(), kOrdered, ": order has more rows than those of ", outputs,
+        " outputs.");
   const std::vector<float> lanes = by_lanes(x);
   const int64_t groups = (rows + kOrderedLanes - 1) / kOrderedLanes;
   Tensor result = torch::stable::new_empty(x, {rows, outputs});
@@ -118,7 +79,7 @@ Tensor ordered_products(Tensor x, Tensor weight, std::optional<Tensor> bias, Ten
   const int64_t tiles = (outputs + kTile - 1) / kTile;
   torch::stable::parallel_for(0, tiles, grain, [&](int64_t begin, int64_t end) {
     std::vector<float> sums(groups * kTile * kOrderedLanes);
-    const auto multiply = [&](const Range& range, int64_t first, int64_t last) {
+    const auto multiply = [&](const SumRange& range, int64_t first, int64_t last) {
       const int64_t count = last - first;
       chosen_ordered_products()({lanes.data(), groups, size, from + first * weight.stride(0), count,
                                  weight.stride(0), weight.stride(1),

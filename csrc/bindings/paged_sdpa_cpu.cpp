@@ -12,45 +12,116 @@
 #include "bindings/checks.h"
 #include "bindings/cpu_operators.h"
 #include "bindings/sdpa_cpu.h"
+#include "bindings/sum_order.h"
 #include "cpu/isa.h"
 
 namespace vllm_fork {
 namespace {
 
-// Keys and values are read where they are.
-Tensor attend_in_one(const Tensor& query, const Tensor& pages, const Tensor& blocks,
-                     const int64_t* starts, const int64_t* stops, double scale) {
+constexpr const char* kSdpa = "paged_sdpa";
+
+// What the kernels of all dtypes are called with.
+struct Given {
+  const Tensor& query;
+  const Tensor& pages;
+  const Tensor& blocks;
+  const int64_t* starts;
+  const int64_t* stops;
+  float scale;
+
+  int64_t tokens(int64_t request) const {
+    return std::max<int64_t>(0, stops[request] - starts[request]);
+  }
+};
+
+// As at::parallel_for shares out the heads of a request.
+int64_t heads_of_thread(int64_t heads) {
+  const int64_t threads = std::min<int64_t>(torch::stable::get_num_threads(), heads);
+  return (heads + threads - 1) / threads;
+}
+
+// Keys and values are read where they are. Calls attend(TokenAttentionOf<Bits>) for each request and
+// head of keys.
+template <typename Bits, typename Attend>
+Tensor attend_in_one(const Given& given, int64_t scratch_size, const Attend& attend) {
+  const auto& [query, pages, blocks, starts, stops, scale] = given;
   const int64_t requests = query.size(0), heads = query.size(1), size = query.size(3);
-  const int64_t kv_heads = pages.size(1), block_size = pages.size(2);
-  const int64_t page = pages.stride(0), of_a_head = pages.stride(1), token = pages.stride(2);
-  const int64_t group = heads / kv_heads, width = blocks.size(1);
+  const int64_t kv_heads = pages.size(1), group = heads / kv_heads, width = blocks.size(1);
   const auto* all_blocks = static_cast<const int32_t*>(blocks.data_ptr());
   Tensor result = torch::stable::new_empty(query, {requests, 1, heads, size});
-  const auto* queries = static_cast<const uint16_t*>(query.data_ptr());
-  const auto* cache = static_cast<const uint16_t*>(pages.data_ptr());
-  auto* out = static_cast<uint16_t*>(result.data_ptr());
+  const auto* queries = static_cast<const Bits*>(query.data_ptr());
+  const auto* cache = static_cast<const Bits*>(pages.data_ptr());
+  auto* out = static_cast<Bits*>(result.data_ptr());
   // Waking a thread takes as long as this many products.
   constexpr int64_t kWorthAThread = 1 << 16;
   int64_t tokens = 0;
-  for (int64_t i = 0; i < requests; ++i) tokens += std::max<int64_t>(0, stops[i] - starts[i]);
+  for (int64_t i = 0; i < requests; ++i) tokens += given.tokens(i);
   const int64_t products = std::max<int64_t>(1, 2 * heads * size * tokens);
   const int64_t grain = std::max<int64_t>(1, kWorthAThread * requests * kv_heads / products);
+  const int64_t of_thread = heads_of_thread(heads);
   torch::stable::parallel_for(0, requests * kv_heads, grain, [&](int64_t begin, int64_t end) {
-    std::vector<const uint16_t*> places;
-    std::vector<float> scratch(kTokenHeads * (size + kTokenKeys));
+    std::vector<const Bits*> places;
+    std::vector<float> scratch(scratch_size);
     for (int64_t i = begin; i < end; ++i) {
-      const int64_t request = i / kv_heads, head = i % kv_heads;
-      const int64_t length = std::max<int64_t>(0, stops[request] - starts[request]);
+      const int64_t request = i / kv_heads, head = i % kv_heads, length = given.tokens(request);
       places.resize(2 * length);
-      const uint16_t **keys = places.data(), **values = keys + length;
-      TokenPlaces{cache + head * of_a_head, page, token, block_size, size}.write(
-          all_blocks + request * width, starts[request], stops[request], keys, values);
+      const Bits **keys = places.data(), **values = keys + length;
+      TokenPlaces<Bits>{cache + head * pages.stride(1), pages.stride(0), pages.stride(2),
+                        pages.size(2), size}
+          .write(all_blocks + request * width, starts[request], stops[request], keys, values);
       const int64_t first = (request * heads + head * group) * size;
-      chosen_token_attention()({queries + first, keys, values, group, size, length,
-                                static_cast<float>(scale), scratch.data(), out + first});
+      attend(TokenAttentionOf<Bits>{queries + first, keys, values, group, size, length, scale,
+                                    scratch.data(), out + first, head * group, of_thread});
     }
   });
   return result;
+}
+
+// Four to seven keys with their orders, and a range of as many tokens as are added at a time, whose
+// flags have 2 if what is left over is fused, and 4 if the first columns are added apart.
+FloatOrder float_order(const Tensor& order, int64_t size) {
+  OrderRows rows(kSdpa, order);
+  FloatOrder found;
+  for (int64_t rest = 0; rest < 4; ++rest) {
+    const std::vector<SumRange> ranges = rows.ranges(4 + rest, size, false);
+    const auto steps_of = [&](int64_t key) -> FloatOrder::Steps {
+      const auto own = std::find_if(ranges.begin(), ranges.end(),
+                                    [&](const SumRange& range) { return key < range.end; });
+      return {own->steps, own->num_steps, own->zero};
+    };
+    if (rest == 0) found.keys = steps_of(0);
+    for (int64_t i = 0; i < rest; ++i) found.rest[rest][i] = steps_of(4 + i);
+  }
+  const int32_t flags = rows.flags();
+  const SumRange values = rows.range(kTokenKeys, false);
+  for (int64_t i = 0; i < values.num_steps; ++i) {
+    const SumStep& step = values.steps[i];
+    check(step.count == 0 || step.first + (step.count - 1) * step.stride < values.end, kSdpa,
+          ": order adds a value that is not among ", values.end, ".");
+  }
+  found.values = {values.steps, values.num_steps, values.zero};
+  found.tokens = values.end;
+  found.is_fused = (flags & 2) != 0;
+  found.has_columns_apart = (flags & 4) != 0;
+  check(rows.is_at_end(), kSdpa, ": order has more rows than those of keys and values.");
+  return found;
+}
+
+Tensor attend_in_order(const Given& given, const std::optional<Tensor>& order) {
+  const int64_t heads = given.query.size(1) / given.pages.size(1), size = given.query.size(3);
+  if (given.query.scalar_type() == ScalarType::Float) {
+    check(order.has_value(), kSdpa, ": in_one takes an order in float32.");
+    const FloatOrder steps = float_order(*order, size);
+    return attend_in_one<float>(given, float_scratch(heads, size),
+                                [&](const TokenAttentionOf<float>& one) {
+                                  chosen_float_token_attention()({one, &steps});
+                                });
+  }
+  const bool is_float16 = given.query.scalar_type() == ScalarType::Half;
+  return attend_in_one<uint16_t>(given, kTokenHeads * (size + kTokenKeys),
+                                 [&](const TokenAttentionOf<uint16_t>& one) {
+                                   chosen_token_attention()({one, is_float16});
+                                 });
 }
 
 bool has_token_attention() { return chosen_token_attention() != nullptr; }
@@ -59,14 +130,15 @@ bool has_token_attention() { return chosen_token_attention() != nullptr; }
 
 Tensor paged_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor starts, Tensor stops,
                   int64_t key_size, std::optional<double> scale, bool enable_gqa,
-                  bool thread_per_request, bool in_one) {
+                  bool thread_per_request, bool in_one, std::optional<Tensor> order) {
   check_paged_sdpa(query, pages, blocks, starts, stops, key_size);
   const auto* first = static_cast<const int64_t*>(starts.data_ptr());
   const auto* last = static_cast<const int64_t*>(stops.data_ptr());
   if (in_one) {
     check_token_attention(query, pages, key_size, has_token_attention());
     const double default_scale = 1.0 / std::sqrt(static_cast<double>(key_size));
-    return attend_in_one(query, pages, blocks, first, last, scale.value_or(default_scale));
+    const auto factor = static_cast<float>(scale.value_or(default_scale));
+    return attend_in_order({query, pages, blocks, first, last, factor}, order);
   }
   const int64_t requests = query.size(0);
   const int64_t heads = query.size(1);

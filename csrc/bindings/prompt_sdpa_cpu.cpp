@@ -99,7 +99,7 @@ void write_rows(const Tensor& attended, const Span& span, Tensor& result) {
 void check_in_one(const Tensor& query, const Tensor& pages, int64_t key_size, double scale,
                   bool is_there) {
   check(is_there, kPrompts, ": this CPU has no instructions for in_one.");
-  check_dtype(kPrompts, "query", query, ScalarType::BFloat16);
+  check_16_bits(kPrompts, "query", query);
   check(key_size % kPromptColumns == 0 && key_size <= kPromptHeadSize &&
             pages.size(3) == 2 * key_size,
         kPrompts, ": in_one takes keys and values of the same multiple of ", kPromptColumns,
@@ -150,7 +150,7 @@ void attend_in_one(const Tensor& query, const Tensor& pages, const Tensor& block
       const auto& [span, kv_head, first, last] = tasks[i];
       places.resize(2 * span->length);
       const uint16_t **keys = places.data(), **values = keys + span->length;
-      TokenPlaces{cache + kv_head * pages.stride(1), pages.stride(0), pages.stride(2),
+      TokenPlaces<uint16_t>{cache + kv_head * pages.stride(1), pages.stride(0), pages.stride(2),
                   pages.size(2), size}
           .write(all_blocks + span->row * blocks.stride(0), 0, span->length, keys, values);
       // The rows of tensors where the prompt's first token is, or would be.
@@ -159,7 +159,8 @@ void attend_in_one(const Tensor& query, const Tensor& pages, const Tensor& block
       PromptAttention given{queries + row * query.stride(0) + kv_head * group * query_head,
                             query.stride(0), query_head, keys, values, group, size, span->length,
                             first, last, static_cast<float>(scale), nullptr,
-                            out + row * out_token + kv_head * group * size, out_token};
+                            out + row * out_token + kv_head * group * size, out_token,
+                            query.scalar_type() == ScalarType::Half};
       scratch.resize(prompt_scratch(group, size, given.rows()));
       given.scratch = scratch.data();
       chosen_prompt_attention()(given);

@@ -29,11 +29,6 @@ constexpr const char* kAppend = "append_to_pages";
 constexpr const char* kNorm = "rms_norm_rounded";
 constexpr const char* kGated = "silu_and_mul_rounded";
 
-void check_16_bits(const char* op, const char* name, const Tensor& tensor) {
-  check(is_portable_type(tensor.scalar_type()) && tensor.element_size() == 2, op, ": ", name,
-        " must have dtype bfloat16 or float16, but has ", dtype_name(tensor.scalar_type()), ".");
-}
-
 template <typename Work>
 void with_16_bits(const Tensor& tensor, const Work& work) {
   if (tensor.scalar_type() == ScalarType::BFloat16) {

@@ -4,12 +4,12 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
-#include <bit>
 #include <optional>
 #include <vector>
 
 #include "bindings/checks.h"
 #include "bindings/cpu_operators.h"
+#include "bindings/formats.h"
 #include "cpu/isa.h"
 
 namespace vllm_fork {
@@ -18,21 +18,19 @@ namespace {
 // Weights that stay in the second cache while all rows pass them.
 constexpr int64_t kTileBytes = 128 * 1024;
 
-float widen(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
-
-// To the nearest bfloat16, ties to even.
-uint16_t narrow(float value) {
-  const auto bits = std::bit_cast<uint32_t>(value);
-  if (value != value) return 0x7fc0;
-  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
-}
-
 // The operands of a product, as bits.
 struct Operands {
   const uint16_t* x;
   const uint16_t* weight;
   const uint16_t* bias;  // or null
   int64_t rows, outputs, size;
+  Format format;
+
+  std::vector<float> widened(const uint16_t* numbers, int64_t count) const {
+    std::vector<float> wide(count);
+    chosen_isa().operations->widen(format, numbers, wide.data(), count);
+    return wide;
+  }
 };
 
 // The order of ATen's product of a vector: 64 sums of a row.
@@ -40,12 +38,11 @@ class SumsOfRows {
  public:
   static constexpr int64_t kTile = 1;
   explicit SumsOfRows(const Operands& operands)
-      : operands_(operands), wide_(operands.rows * operands.size) {
-    std::transform(operands.x, operands.x + wide_.size(), wide_.begin(), widen);
-  }
+      : operands_(operands), wide_(operands.widened(operands.x, operands.rows * operands.size)) {}
   int64_t num_sums(int64_t outputs) const { return operands_.rows * outputs; }
   void operator()(const uint16_t* weight, int64_t outputs, float* sums) const {
-    chosen_isa().row_products(wide_.data(), operands_.rows, weight, outputs, operands_.size, sums);
+    chosen_isa().row_products(wide_.data(), operands_.rows, weight,
+                              operands_.format == Format::kFloat16, outputs, operands_.size, sums);
   }
   static int64_t place(int64_t row, int64_t output, int64_t outputs) {
     return row * outputs + output;
@@ -121,6 +118,8 @@ class ChainsOfFewRows {
 // Writes [rows, outputs], tile by tile of the weight.
 template <typename Order>
 void multiply(const Operands& operands, const Order& order, uint16_t* target) {
+  std::vector<float> bias;
+  if (operands.bias) bias = operands.widened(operands.bias, operands.outputs);
   const int64_t row_bytes = std::max<int64_t>(1, 2 * operands.size);
   const int64_t tile = std::max<int64_t>(1, kTileBytes / row_bytes / Order::kTile) * Order::kTile;
   const int64_t num_tiles = (operands.outputs + tile - 1) / tile;
@@ -129,17 +128,17 @@ void multiply(const Operands& operands, const Order& order, uint16_t* target) {
   const int64_t of_a_tile = std::max<int64_t>(1, tile * operands.size * (8 + operands.rows) / 8);
   const int64_t grain = std::max<int64_t>(1, kWorthAThread / of_a_tile);
   torch::stable::parallel_for(0, num_tiles, grain, [&](int64_t begin, int64_t end) {
-    std::vector<float> sums(order.num_sums(tile));
+    std::vector<float> sums(order.num_sums(tile)), row(tile);
     for (int64_t first = begin * tile; first < std::min(operands.outputs, end * tile);
          first += tile) {
       const int64_t count = std::min(tile, operands.outputs - first);
       order(operands.weight + first * operands.size, count, sums.data());
       for (int64_t m = 0; m < operands.rows; ++m) {
         for (int64_t n = 0; n < count; ++n) {
-          const float offset = operands.bias ? widen(operands.bias[first + n]) : 0.0f;
-          target[m * operands.outputs + first + n] =
-              narrow(sums[Order::place(m, n, count)] + offset);
+          row[n] = sums[Order::place(m, n, count)] + (bias.empty() ? 0.0f : bias[first + n]);
         }
+        chosen_isa().operations->narrow(operands.format, row.data(),
+                                        target + m * operands.outputs + first, count);
       }
     }
   });
@@ -161,6 +160,7 @@ Tensor row_products(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t
       x.size(0),
       weight.size(0),
       x.size(1),
+      format_of(x),
   };
   auto* target = static_cast<uint16_t*>(result.data_ptr());
   if (block && ChainsOfFewRows::takes(operands)) {

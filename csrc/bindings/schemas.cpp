@@ -15,7 +15,8 @@ STABLE_TORCH_LIBRARY(vllm_fork, library) {
   library.def("has_row_chains() -> bool");
   library.def(
       "paged_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor starts, Tensor stops, "
-      "int key_size, float? scale, bool enable_gqa, bool thread_per_request, bool in_one) -> Tensor");
+      "int key_size, float? scale, bool enable_gqa, bool thread_per_request, bool in_one, "
+      "Tensor? order) -> Tensor");
   library.def("has_token_attention() -> bool");
   library.def(
       "prompt_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor spans, int key_size, "

@@ -49,19 +49,20 @@ inline void gather(const Tensor& pages, const int32_t* blocks, int64_t start, in
 }
 
 // Where the keys of a request's tokens [first, last) are, and its values `size` further on.
+template <typename Bits>
 struct TokenPlaces {
-  const uint16_t* cache;  // of a head
+  const Bits* cache;      // of a head
   int64_t page;           // from one to the next, and from one token to the next
   int64_t token;
   int64_t block_size;
   int64_t size;
 
-  void write(const int32_t* blocks, int64_t first, int64_t last, const uint16_t** keys,
-             const uint16_t** values) const {
+  void write(const int32_t* blocks, int64_t first, int64_t last, const Bits** keys,
+             const Bits** values) const {
     int64_t t = first;
     while (t < last) {
       const int64_t begin = t / block_size * block_size;
-      const uint16_t* own = cache + blocks[t / block_size] * page;
+      const Bits* own = cache + blocks[t / block_size] * page;
       const int64_t end = std::min(begin + block_size, last);
       for (; t < end; ++t) {
         *keys++ = own + (t - begin) * token;

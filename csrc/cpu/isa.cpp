@@ -120,6 +120,13 @@ AttendFromToken chosen_token_attention() {
   return nullptr;
 }
 
+AttendFromFloatToken chosen_float_token_attention() {
+#if defined(VLLM_FORK_X86)
+  if (chosen_isa().row_products != nullptr) return float_token_attention_avx512;
+#endif
+  return nullptr;
+}
+
 AttendInPrompt chosen_prompt_attention() {
 #if defined(VLLM_FORK_X86)
   if (chosen_isa().row_products != nullptr) return prompt_attention_avx512;

@@ -37,6 +37,8 @@ using MultiplyInOrder = void (*)(const OrderedProducts&);
 MultiplyInOrder chosen_ordered_products();
 using AttendFromToken = void (*)(const TokenAttention&);
 AttendFromToken chosen_token_attention();
+using AttendFromFloatToken = void (*)(const FloatTokenAttention&);
+AttendFromFloatToken chosen_float_token_attention();
 using AttendInPrompt = void (*)(const PromptAttention&);
 AttendInPrompt chosen_prompt_attention();
 

@@ -94,10 +94,13 @@ other_order = pytest.mark.skipif(
 @pytest.mark.parametrize(("heads", "kv_heads"), [(8, 8), (8, 2), (6, 1), (3, 1)])
 @pytest.mark.parametrize("size", [16, 64, 80, 128, 192])
 @pytest.mark.parametrize("scale", [None, 0.02, 3.0])
-def test_the_kernel(heads: int, kv_heads: int, size: int, scale: float | None) -> None:
-    lengths = tuple(n for n in LENGTHS + LONG if has_prompt_order(n, size, torch.bfloat16))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_the_kernel(
+    heads: int, kv_heads: int, size: int, scale: float | None, dtype: torch.dtype
+) -> None:
+    lengths = tuple(n for n in LENGTHS + LONG if has_prompt_order(n, size, dtype))
     assert len(lengths) > 18
-    given = prompts(lengths, heads, kv_heads, size) | {"scale": scale}
+    given = prompts(lengths, heads, kv_heads, size, dtype) | {"scale": scale}
     prompt_sdpa(**given, in_one=True)
     assert same_bits(given["result"], alone(given))
 

@@ -27,6 +27,7 @@ if _is_there:
         enable_gqa: bool,
         thread_per_request: bool,
         in_one: bool,
+        order: torch.Tensor | None,
     ) -> torch.Tensor:
         return query.new_empty(query.shape[0], 1, query.shape[1], pages.shape[3] - key_size)
 
@@ -37,11 +38,11 @@ def has_paged_sdpa(device: torch.device) -> bool:
 
 
 def has_token_attention(query: torch.Tensor, pages: torch.Tensor) -> bool:
-    """Whether `paged_sdpa` of such tensors can be `in_one`: bfloat16 on a CPU with AVX-512."""
+    """Whether `paged_sdpa` of such tensors can be `in_one`: on a CPU with AVX-512."""
     size = query.shape[3]
     return (
         has_paged_sdpa(query.device)
-        and query.dtype == torch.bfloat16
+        and query.dtype in (torch.bfloat16, torch.float16, torch.float32)
         and size % _COLUMNS == 0
         and pages.shape[3] == 2 * size
         and torch.ops.vllm_fork.has_token_attention()
@@ -60,6 +61,7 @@ def paged_sdpa(
     enable_gqa: bool = False,
     thread_per_request: bool = False,
     in_one: bool = False,
+    order: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend to each request's own keys and values.
 
@@ -79,6 +81,10 @@ def paged_sdpa(
         in_one: do not call PyTorch's function, but add in the order that it has where MKL does
             not use a CPU's instructions for bfloat16 (`has_token_attention`); the caller must try
             whether this is such a CPU. It is many times as fast.
+        order: int32 [n, 5], of float32 when it is `in_one`: rows of `SumOrder.tensor` for four,
+            five, six and seven keys, and then a range of as many values as are added at a time, to
+            what was added before, whose flags have 2 if values that are left over are fused, and 4
+            if the first columns are added apart, as MKL does without AVX.
 
     Returns:
         [num_requests, 1, num_heads, value_size].
@@ -97,4 +103,5 @@ def paged_sdpa(
         enable_gqa,
         thread_per_request,
         in_one,
+        order,
     )

@@ -40,7 +40,7 @@ def has_prompt_order(length: int, head_size: int, dtype: torch.dtype) -> bool:
     """
     return (
         _has_operator
-        and dtype == torch.bfloat16
+        and dtype in (torch.bfloat16, torch.float16)
         and head_size % 16 == 0
         and head_size <= 192
         and torch.ops.vllm_fork.has_prompt_order(length)
@@ -73,7 +73,7 @@ def prompt_sdpa(
         scale: as of PyTorch's function.
         enable_gqa: likewise.
         in_one: do not call PyTorch's function, but add in the order that it has where MKL does
-            not use a CPU's instructions for bfloat16 (`has_prompt_order`); the caller must try
+            not use a CPU's instructions for the dtype (`has_prompt_order`); the caller must try
             whether this is such a CPU.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Products of single bfloat16 rows with a weight on CPU: ``torch.nn.functional.linear`` row by row.
+"""``torch.nn.functional.linear`` row by row, on CPU, in 16 bits.
 
 PyTorch multiplies one row by another kernel than several rows, and adds in another order. The
 compiled operator has the order of one row for any number of them, and reads the weight once. There
@@ -14,9 +14,8 @@ from . import library
 __all__ = ["ATEN", "row_orders", "row_products"]
 
 ATEN = 0
-"""The order of PyTorch's own kernel (``bf16_gemv_trans``)."""
+"""The order of PyTorch's own kernel (``bf16_gemv_trans``, ``fp16_gemv_trans``)."""
 
-_COLUMNS = 64
 _BLOCKS = (512, 1024, 256, 2048)
 _has_aten = library.load() and torch.ops.vllm_fork.has_row_products()
 _has_chains = library.load() and torch.ops.vllm_fork.has_row_chains()
@@ -40,10 +39,11 @@ def row_orders(weight: torch.Tensor) -> tuple[int, ...]:
         `ATEN`, and numbers of columns that oneDNN's kernel adds up before it begins anew; none
         without AVX-512 (and AVX512_BF16 for oneDNN's), or if the weight is none for the operator.
     """
-    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
+    if weight.device.type != "cpu" or weight.dtype not in (torch.bfloat16, torch.float16):
         return ()
-    aten = (ATEN,) if _has_aten and weight.shape[1] % _COLUMNS == 0 else ()
-    return aten + (_BLOCKS if _has_chains and weight.shape[1] % 2 == 0 else ())
+    has_chains = _has_chains and weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0
+    aten = (ATEN,) if _has_aten else ()
+    return aten + (_BLOCKS if has_chains else ())
 
 
 def row_products(
@@ -52,13 +52,13 @@ def row_products(
     """Multiply each row by itself.
 
     Args:
-        x: bfloat16 [n, in_features].
-        weight: bfloat16 [out_features, in_features].
-        bias: bfloat16 [out_features].
+        x: bfloat16 or float16 [n, in_features].
+        weight: [out_features, in_features] in that dtype.
+        bias: [out_features] likewise.
         order: one of `row_orders`.
 
     Returns:
-        bfloat16 [n, out_features].
+        [n, out_features] in that dtype.
 
     Raises:
         RuntimeError: a shape or a dtype is wrong, or this CPU has no instructions for the order.

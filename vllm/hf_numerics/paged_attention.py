@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from vllm.fork_ops import has_token_attention, paged_sdpa
+from vllm.hf_numerics.token_orders import token_orders
 
 _BLOCK_SIZE = 16
 _LENGTHS = (1, 2, 3, 7, 15, 16, 31, 33, 40, 64, 77, 100, 130, 200, 510, 511, 513, 515, 600, 1100)
@@ -71,7 +72,7 @@ def attend_in_pages(
         [num_requests, 1, num_heads, value_size].
     """
     heads = Heads(query.shape[1], pages.shape[1], key_size, pages.shape[3], query.dtype, enable_gqa)
-    in_one, thread_per_request = _way_of(heads)
+    in_one, thread_per_request, order = _way_of(heads)
     return paged_sdpa(
         query,
         pages,
@@ -83,6 +84,7 @@ def attend_in_pages(
         enable_gqa=enable_gqa,
         thread_per_request=thread_per_request,
         in_one=in_one,
+        order=order,
     )
 
 
@@ -90,20 +92,29 @@ def adds_in_order(num_heads: int, num_kv_heads: int, head_size: int, dtype: torc
     """Whether the project's kernel attends from single tokens with heads of such shapes."""
     gqa = num_heads != num_kv_heads
     heads = Heads(num_heads, num_kv_heads, head_size, 2 * head_size, dtype, enable_gqa=gqa)
-    in_one, _ = _way_of(heads)
-    return in_one
+    return _way_of(heads)[0]
 
 
 @functools.cache
-def _way_of(heads: Heads) -> tuple[bool, bool]:
-    """Return whether requests are computed by the project's kernel, and whether on a thread each
-    by PyTorch's function.
+def _way_of(heads: Heads) -> tuple[bool, bool, torch.Tensor | None]:
+    """Return whether requests are computed by the project's kernel, whether on a thread each by
+    PyTorch's function, and the order of the kernel in float32.
     """
     query = torch.empty(1, heads.num_heads, 1, heads.key_size, dtype=heads.dtype)
     pages = torch.empty(1, heads.num_kv_heads, _BLOCK_SIZE, heads.width, dtype=heads.dtype)
-    if has_token_attention(query, pages) and has_the_order(heads):
-        return True, False
-    return False, _may_have_a_thread_each(heads)
+    if has_token_attention(query, pages):
+        for order in _orders(heads):
+            if has_the_order(heads, order):
+                return True, False, order
+    return False, _may_have_a_thread_each(heads), None
+
+
+def _orders(heads: Heads) -> Iterator[torch.Tensor | None]:
+    """Yield those that the kernel may have."""
+    if heads.dtype == torch.float32:
+        yield from token_orders(heads.key_size)
+    else:
+        yield None
 
 
 def _may_have_a_thread_each(heads: Heads) -> bool:
@@ -122,9 +133,9 @@ def _may_have_a_thread_each(heads: Heads) -> bool:
     return torch.equal(*ways)
 
 
-def has_the_order(heads: Heads) -> bool:
+def has_the_order(heads: Heads, order: torch.Tensor | None = None) -> bool:
     """Whether the project's kernel has the bits of PyTorch's function, for all of `_trials`."""
-    given = _requests(heads)
+    given = _requests(heads) | {"order": order}
     return all(
         torch.equal(*(paged_sdpa(**given | changes, in_one=in_one) for in_one in (False, True)))
         for changes in _trials(given)

@@ -1,4 +1,4 @@
-// Attention in bfloat16 prompts in the order in which PyTorch and MKL add.
+// Attention in prompts, in 16 bits, in the order in which PyTorch and MKL add.
 #pragma once
 
 #include <algorithm>
@@ -7,14 +7,14 @@
 namespace vllm_fork {
 
 // PyTorch's kernel for CPUs (FlashAttentionKernel.cpp, cpu_flash_attention) takes 512 keys and up to
-// 256 queries at a time, multiplies by MKL's gemm_bf16bf16f32, and rounds weights to bfloat16
-// between. On CPUs whose bfloat16 instructions MKL does not use, MKL's products of at least four
+// 256 queries at a time, multiplies by MKL's gemm_bf16bf16f32 or gemm_f16f16f32, and rounds weights to
+// 16 bits between. On CPUs whose instructions for these MKL does not use, MKL's products of at least four
 // queries with at least twelve keys are these, which was found out by comparing them:
 //
 //   scores   one column after the other
 //   values   one token after the other, in blocks (`block_of`), whose sums are added to what is there
 //
-// Products of two bfloat16 numbers are exact in float32, so whether they are fused does not matter.
+// Products of two such numbers are exact in float32, so whether they are fused does not matter.
 constexpr int64_t kPromptKeys = 512;
 constexpr int64_t kPromptRows = 8;       // of queries, at a time
 constexpr int64_t kPromptColumns = 16;   // heads have a multiple of so many
@@ -39,7 +39,8 @@ inline bool has_prompt_order(int64_t length) {
 
 // Queries of one prompt, of the heads that share keys and values.
 //
-//   query    of token t and head h at query + t * query_token + h * query_head, the bits of bfloat16
+//   query    of token t and head h at query + t * query_token + h * query_head, the bits of bfloat16 or
+//            float16
 //   keys     of all `length` tokens of the prompt, [size] each; values likewise
 //   first    of the tokens whose queries are meant, and the one behind the last
 //   scratch  prompt_scratch() floats
@@ -54,6 +55,7 @@ struct PromptAttention {
   float* scratch;
   uint16_t* out;
   int64_t out_token;
+  bool is_float16;
 
   int64_t rows() const { return last - first / kPromptRows * kPromptRows + kPromptRows; }
 };

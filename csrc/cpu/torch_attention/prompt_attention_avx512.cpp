@@ -19,11 +19,12 @@ constexpr int64_t kRows = kPromptRows;
 constexpr int64_t kKeyStride = kPromptKeys + kLanes;
 
 // Writes sixteen columns of up to sixteen tokens, which lie one behind the other, as sixteen rows.
+template <class Number>
 void transpose(const uint16_t* const* tokens, int64_t count, int64_t column, float* target) {
   constexpr int kApart = kLanes + 1;
   alignas(64) float rows[kLanes * kApart] = {};
   for (int64_t t = 0; t < count; ++t) {
-    _mm512_storeu_ps(rows + t * kApart, widen(tokens[t] + column));
+    _mm512_storeu_ps(rows + t * kApart, Number::widen(tokens[t] + column));
   }
   const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   const __m512i places = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(kApart));
@@ -33,6 +34,7 @@ void transpose(const uint16_t* const* tokens, int64_t count, int64_t column, flo
 }
 
 // Keys and values of up to 512 tokens, as float32.
+template <class Number>
 struct Block {
   float* keys;            // [size, kKeyStride]
   float* values;          // [kPromptKeys, size]
@@ -42,14 +44,14 @@ struct Block {
   void read(const PromptAttention& given, int64_t first, int64_t count) {
     for (int64_t t = 0; t < count; t += kLanes) {
       for (int64_t i = 0; i < given.size; i += kLanes) {
-        transpose(given.keys + first + t, std::min(kLanes, count - t), i,
+        transpose<Number>(given.keys + first + t, std::min(kLanes, count - t), i,
                   keys + i * kKeyStride + t);
       }
     }
     is_finite = true;
     for (int64_t t = 0; t < count; ++t) {
       for (int64_t i = 0; i < given.size; i += kLanes) {
-        const __m512 value = widen(given.values[first + t] + i);
+        const __m512 value = Number::widen(given.values[first + t] + i);
         const __m512 difference = _mm512_sub_ps(value, value);  // NaN of what is not finite
         is_finite &= _mm512_cmp_ps_mask(difference, difference, _CMP_UNORD_Q) == 0;
         _mm512_storeu_ps(values + t * given.size + i, value);
@@ -128,6 +130,7 @@ void add_values(const float* weights, const float* values, int64_t count, int64_
 
 // Eight rows of queries, of which those before the first one that is meant, and behind the last,
 // are zeros.
+template <class Number>
 struct Tile {
   const PromptAttention& given;
   float* queries;  // [kRows, size]
@@ -144,12 +147,12 @@ struct Tile {
       }
       const uint16_t* row =
           given.query + (begin + r) * given.query_token + head * given.query_head;
-      for (int64_t i = 0; i < given.size; i += kLanes) _mm512_storeu_ps(own + i, widen(row + i));
+      for (int64_t i = 0; i < given.size; i += kLanes) _mm512_storeu_ps(own + i, Number::widen(row + i));
     }
   }
 
   // Attends from rows to the keys of a block, that begins at token `first`.
-  void attend(const Block& block, int64_t begin, int64_t first, RowState* states, float* sums) {
+  void attend(const Block<Number>& block, int64_t begin, int64_t first, RowState* states, float* sums) {
     const int64_t count = std::min(kPromptKeys, given.length - first);
     const int64_t seen = std::min(count, begin + kRows - first);  // by the last row
     // What is not seen has a weight of zero, which changes no sum but of values that are not finite.
@@ -158,7 +161,7 @@ struct Tile {
     for (int64_t r = 0; r < kRows; ++r) {
       float* own = scores + r * kPromptKeys;
       const int64_t of_row = std::min(count, begin + r - first + 1);
-      next_weights(own, count, of_row, given.scale, first == 0, given.size, states[r],
+      next_weights<Number>(own, count, of_row, given.scale, first == 0, given.size, states[r],
                    sums + r * given.size);
       std::fill(own + of_row, own + std::max(of_row, added), 0.0f);
     }
@@ -166,16 +169,13 @@ struct Tile {
   }
 };
 
-}  // namespace avx512
-}  // namespace
-
-void prompt_attention_avx512(const PromptAttention& given) {
-  using namespace avx512;
+template <class Number>
+void attend_prompt(const PromptAttention& given) {
   const int64_t size = given.size;
   const int64_t begin = given.first / kRows * kRows;
   const int64_t tiles = (given.last - begin + kRows - 1) / kRows;
-  Block block{given.scratch, given.scratch + kKeyStride * size};
-  Tile tile{given, block.values + kPromptKeys * size, nullptr};
+  Block<Number> block{given.scratch, given.scratch + kKeyStride * size};
+  Tile<Number> tile{given, block.values + kPromptKeys * size, nullptr};
   tile.scores = tile.queries + kRows * size;
   float* all_sums = tile.scores + kRows * kPromptKeys;  // [heads, tiles, kRows, size]
   std::vector<RowState> states(given.heads * tiles * kRows);
@@ -192,9 +192,17 @@ void prompt_attention_avx512(const PromptAttention& given) {
   for (int64_t i = 0; i < given.heads * tiles * kRows; ++i) {
     const int64_t head = i / (tiles * kRows), row = begin + i % (tiles * kRows);
     if (!tile.is_meant(row)) continue;
-    write_row(all_sums + i * size, states[i].total, size,
-              given.out + row * given.out_token + head * size);
+    write_row<Number>(all_sums + i * size, states[i].total, size,
+                      given.out + row * given.out_token + head * size);
   }
+}
+
+}  // namespace avx512
+}  // namespace
+
+void prompt_attention_avx512(const PromptAttention& given) {
+  given.is_float16 ? avx512::attend_prompt<avx512::Float16Lanes>(given)
+                   : avx512::attend_prompt<avx512::Bfloat16Lanes>(given);
 }
 
 }  // namespace vllm_fork

@@ -2,9 +2,11 @@
 #include <immintrin.h>
 
 #include <algorithm>
+#include <type_traits>
 
 #include "cpu/torch_attention/softmax_avx512.h"
 #include "cpu/torch_attention/token_attention.h"
+#include "cpu/torch_attention/values_avx512.h"
 
 namespace vllm_fork {
 namespace {
@@ -15,13 +17,13 @@ constexpr int64_t kAhead = 12;  // tokens that are brought near before they are 
 constexpr int64_t kLine = 32;   // numbers in what comes from memory at once
 
 // Scores of four keys with `kHeads` queries, to scores[head * kTokenKeys].
-template <int kHeads>
+template <class Number, int kHeads>
 void score(const uint16_t* query, const uint16_t* const* keys, int64_t size, float* scores) {
   __m512 sums[kHeads];
   for (auto& sum : sums) sum = _mm512_setzero_ps();
   for (int64_t i = 0; i < size; i += kLanes) {
-    const __m512 a = widen(keys[0] + i), b = widen(keys[1] + i);
-    const __m512 c = widen(keys[2] + i), d = widen(keys[3] + i);
+    const __m512 a = Number::widen(keys[0] + i), b = Number::widen(keys[1] + i);
+    const __m512 c = Number::widen(keys[2] + i), d = Number::widen(keys[3] + i);
     // Four columns of each key: the first four, the next four, ...
     const __m512 ab_low = _mm512_shuffle_f32x4(a, b, 0x44);
     const __m512 ab_high = _mm512_shuffle_f32x4(a, b, 0xee);
@@ -31,7 +33,7 @@ void score(const uint16_t* query, const uint16_t* const* keys, int64_t size, flo
         _mm512_shuffle_f32x4(ab_low, cd_low, 0x88), _mm512_shuffle_f32x4(ab_low, cd_low, 0xdd),
         _mm512_shuffle_f32x4(ab_high, cd_high, 0x88), _mm512_shuffle_f32x4(ab_high, cd_high, 0xdd)};
     for (int h = 0; h < kHeads; ++h) {
-      const __m512 q = widen(query + h * size + i);
+      const __m512 q = Number::widen(query + h * size + i);
       sums[h] = _mm512_fmadd_ps(parts[0], _mm512_shuffle_f32x4(q, q, 0x00), sums[h]);
       sums[h] = _mm512_fmadd_ps(parts[1], _mm512_shuffle_f32x4(q, q, 0x55), sums[h]);
       sums[h] = _mm512_fmadd_ps(parts[2], _mm512_shuffle_f32x4(q, q, 0xaa), sums[h]);
@@ -47,6 +49,20 @@ void score(const uint16_t* query, const uint16_t* const* keys, int64_t size, flo
   }
 }
 
+// The score of one key with one query, in eight sums.
+inline float score_in_eight(const uint16_t* query, const uint16_t* key, int64_t size) {
+  __m256 sums = _mm256_setzero_ps();
+  for (int64_t i = 0; i < size; i += kLanes) {
+    const __m512 products = _mm512_mul_ps(Float16Lanes::widen(query + i), Float16Lanes::widen(key + i));
+    sums = _mm256_add_ps(sums, _mm512_castps512_ps256(products));
+    const __m512 upper = _mm512_shuffle_f32x4(products, products, 0xee);
+    sums = _mm256_add_ps(sums, _mm512_castps512_ps256(upper));
+  }
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 0x55)));
+}
+
 // Asks for what lies at four tokens to be brought near, which takes as long as many products.
 inline void fetch(const uint16_t* const* tokens, int64_t size) {
   for (int64_t i = 0; i < kKeys; ++i) {
@@ -56,7 +72,7 @@ inline void fetch(const uint16_t* const* tokens, int64_t size) {
   }
 }
 
-template <int kHeads>
+template <class Number, int kHeads>
 void score_all(const uint16_t* query, const uint16_t* const* keys, const uint16_t* const* values,
                int64_t count, int64_t size, float* scores) {
   int64_t k = 0;
@@ -65,12 +81,20 @@ void score_all(const uint16_t* query, const uint16_t* const* keys, const uint16_
       fetch(keys + k + kAhead, size);
       fetch(values + k + kAhead, size);
     }
-    score<kHeads>(query, keys + k, size, scores + k);
+    score<Number, kHeads>(query, keys + k, size, scores + k);
   }
   if (k == count) return;
+  if constexpr (std::is_same_v<Number, Float16Lanes>) {
+    for (; k < count; ++k) {
+      for (int h = 0; h < kHeads; ++h) {
+        scores[h * kTokenKeys + k] = score_in_eight(query + h * size, keys[k], size);
+      }
+    }
+    return;
+  }
   const uint16_t* last[kKeys];  // the scores of those behind the last key are read by nobody
   for (int64_t i = 0; i < kKeys; ++i) last[i] = keys[std::min(k + i, count - 1)];
-  score<kHeads>(query, last, size, scores + k);
+  score<Number, kHeads>(query, last, size, scores + k);
 }
 
 // Adds sixteen columns of the values of `count` tokens, by their weights, to those of each head.
@@ -84,8 +108,8 @@ void add_columns(const float* weights, const uint16_t* const* values, int64_t co
   for (int h = 0; h < kHeads; ++h) all[h] = _mm512_loadu_ps(sums + h * size);
   int64_t k = 0;
   for (; k + kKeys <= count; k += kKeys) {
-    const __m512 v0 = widen(values[k] + column), v1 = widen(values[k + 1] + column);
-    const __m512 v2 = widen(values[k + 2] + column), v3 = widen(values[k + 3] + column);
+    const __m512 v0 = Bfloat16Lanes::widen(values[k] + column), v1 = Bfloat16Lanes::widen(values[k + 1] + column);
+    const __m512 v2 = Bfloat16Lanes::widen(values[k + 2] + column), v3 = Bfloat16Lanes::widen(values[k + 3] + column);
     for (int h = 0; h < kHeads; ++h) {
       const __m512 even = _mm512_fmadd_ps(v2, weight(h, k + 2), _mm512_mul_ps(v0, weight(h, k)));
       const __m512 odd = _mm512_fmadd_ps(v3, weight(h, k + 3), _mm512_mul_ps(v1, weight(h, k + 1)));
@@ -93,44 +117,58 @@ void add_columns(const float* weights, const uint16_t* const* values, int64_t co
     }
   }
   for (int64_t left = count - 1; left >= k; --left) {
-    const __m512 v = widen(values[left] + column);
+    const __m512 v = Bfloat16Lanes::widen(values[left] + column);
     for (int h = 0; h < kHeads; ++h) all[h] = _mm512_fmadd_ps(v, weight(h, left), all[h]);
   }
   for (int h = 0; h < kHeads; ++h) _mm512_storeu_ps(sums + h * size, all[h]);
 }
 
-template <int kHeads>
+template <class Number, int kHeads>
 void attend(const TokenAttention& given, int64_t first_head) {
   const int64_t size = given.size;
   const uint16_t* query = given.query + first_head * size;
   float* sums = given.scratch;  // [heads, size]
   float* scores = sums + kHeads * size;
   RowState states[kHeads];
+  constexpr int64_t none[kHeads] = {};
+  int64_t apart[kHeads];
+  for (int h = 0; h < kHeads; ++h) apart[h] = given.columns_apart_of(first_head + h);
   std::fill_n(sums, kHeads * size, 0.0f);
   for (int64_t first = 0; first < given.length; first += kTokenKeys) {
     const int64_t count = std::min(kTokenKeys, given.length - first);
-    score_all<kHeads>(query, given.keys + first, given.values + first, count, size, scores);
+    score_all<Number, kHeads>(query, given.keys + first, given.values + first, count, size, scores);
     for (int h = 0; h < kHeads; ++h) {
-      next_weights(scores + h * kTokenKeys, count, count, given.scale, first == 0, size, states[h],
-                   sums + h * size);
+      next_weights<Number>(scores + h * kTokenKeys, count, count, given.scale, first == 0, size,
+                           states[h], sums + h * size);
     }
     for (int64_t i = 0; i < size; i += kLanes) {
-      add_columns<kHeads>(scores, given.values + first, count, i, size, sums + i);
+      if constexpr (std::is_same_v<Number, Float16Lanes>) {
+        add_in_sequence<Number, kHeads>(scores, given.values + first, count, i, size,
+                                        i == 0 ? apart : none, sums + i);
+      } else {
+        add_columns<kHeads>(scores, given.values + first, count, i, size, sums + i);
+      }
     }
   }
   for (int h = 0; h < kHeads; ++h) {
-    write_row(sums + h * size, states[h].total, size, given.out + (first_head + h) * size);
+    write_row<Number>(sums + h * size, states[h].total, size, given.out + (first_head + h) * size);
   }
+}
+
+template <class Number>
+void attend_all(const TokenAttention& given) {
+  int64_t h = 0;
+  for (; h + 4 <= given.heads; h += 4) attend<Number, 4>(given, h);
+  for (; h + 2 <= given.heads; h += 2) attend<Number, 2>(given, h);
+  for (; h < given.heads; ++h) attend<Number, 1>(given, h);
 }
 
 }  // namespace avx512
 }  // namespace
 
 void token_attention_avx512(const TokenAttention& given) {
-  int64_t h = 0;
-  for (; h + 4 <= given.heads; h += 4) avx512::attend<4>(given, h);
-  for (; h + 2 <= given.heads; h += 2) avx512::attend<2>(given, h);
-  for (; h < given.heads; ++h) avx512::attend<1>(given, h);
+  given.is_float16 ? avx512::attend_all<avx512::Float16Lanes>(given)
+                   : avx512::attend_all<avx512::Bfloat16Lanes>(given);
 }
 
 }  // namespace vllm_fork

@@ -9,8 +9,10 @@ from torch.nn import functional
 
 from vllm.fork_ops import has_token_attention, paged_sdpa
 from vllm.hf_numerics.paged_attention import Heads, has_the_order
+from vllm.hf_numerics.token_orders import token_orders
 
 BLOCK_SIZE = 16
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Longer than the 512 keys that PyTorch's kernel for CPUs takes at a time, too.
 LENGTHS = (1, 2, 15, 16, 17, 100, 513, 1200)
 
@@ -70,45 +72,65 @@ def takes_order() -> bool:
     given = arguments(torch.bfloat16)
     if not has_token_attention(given["query"], given["pages"]):
         return False
-    return has_the_order(Heads(8, 2, 64, 128, torch.bfloat16, enable_gqa=True))
+    return all(order_of(dtype, 64) for dtype in DTYPES)
+
+
+def order_of(dtype: torch.dtype, size: int) -> dict[str, Any] | None:
+    """Return the argument of that name, if the kernel has the bits of PyTorch's function."""
+    orders = token_orders(size) if dtype == torch.float32 else [None]
+    heads = Heads(8, 2, size, 2 * size, dtype, enable_gqa=True)
+    return next(({"order": order} for order in orders if has_the_order(heads, order)), None)
 
 
 @pytest.mark.skipif(not takes_order(), reason="MKL has another order here: see hf_numerics")
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(8, 8), (8, 2), (6, 1), (9, 3), (7, 7)])
 @pytest.mark.parametrize("size", [16, 32, 64, 80, 128, 256])
 @pytest.mark.parametrize("scale", [None, 0.25, 1.0])
-def test_bits_in_one(num_heads: int, num_kv_heads: int, size: int, scale: float | None) -> None:
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_bits_in_one(
+    num_heads: int, num_kv_heads: int, size: int, scale: float | None, dtype: torch.dtype
+) -> None:
     """Of requests of each length up to two blocks of keys, some with a window."""
-    given = arguments(torch.bfloat16, num_heads, num_kv_heads, (size, size))
+    order = order_of(dtype, size)
+    assert order is not None
+    given = arguments(dtype, num_heads, num_kv_heads, (size, size))
     generator = torch.Generator().manual_seed(1)
     stops = torch.cat((torch.arange(1, 520, 3), torch.tensor([1023, 1024, 1025, 1200])))
     num_blocks, per_request = given["pages"].shape[0], given["blocks"].shape[1]
     shape = (len(stops), num_heads, 1, size)
     given |= {
-        "query": (3 * torch.randn(shape, generator=generator)).bfloat16(),
+        "query": (3 * torch.randn(shape, generator=generator)).to(dtype),
         "blocks": torch.randint(num_blocks, (len(stops), per_request), generator=generator).int(),
         "stops": stops,
         "starts": (stops - 40).clamp_min(0) * (torch.arange(len(stops)) % 4 == 0),
         "scale": scale,
         "enable_gqa": num_heads > num_kv_heads,
     }
-    assert torch.equal(paged_sdpa(**given, in_one=True), one_by_one(**given))
+    assert torch.equal(paged_sdpa(**given, **order, in_one=True), one_by_one(**given))
 
 
 @pytest.mark.skipif(not takes_order(), reason="MKL has another order here: see hf_numerics")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 3e38], ids=str)
 @pytest.mark.parametrize("column", [0, 64], ids=["a key", "a value"])
-def test_extreme_numbers_in_one(value: float, column: int) -> None:
-    given = arguments(torch.bfloat16) | {"enable_gqa": True}
+def test_extreme_numbers_in_one(value: float, column: int, dtype: torch.dtype) -> None:
+    given = arguments(dtype) | {"enable_gqa": True}
     given["pages"][given["blocks"][:, 0].long(), :, 0, column] = value
-    found = paged_sdpa(**given, in_one=True)
+    order = order_of(dtype, 64)
+    assert order is not None
+    found = paged_sdpa(**given, **order, in_one=True)
     assert torch.equal(found.nan_to_num(7), one_by_one(**given).nan_to_num(7))
 
 
 def test_what_in_one_cannot_be() -> None:
-    given = arguments(torch.float32)
-    with pytest.raises(RuntimeError, match="query must have dtype bfloat16, but has float32"):
+    given = arguments(torch.float64)
+    with pytest.raises(RuntimeError, match="query must have dtype bfloat16 or float16, but has"):
         paged_sdpa(**given, in_one=True)
+    given = arguments(torch.float32)
+    with pytest.raises(RuntimeError, match="in_one takes an order in float32"):
+        paged_sdpa(**given, in_one=True)
+    with pytest.raises(RuntimeError, match="order ends before that of all outputs"):
+        paged_sdpa(**given, in_one=True, order=torch.zeros(0, 5, dtype=torch.int32))
     given = arguments(torch.bfloat16, sizes=(24, 24))
     with pytest.raises(RuntimeError, match="of the same multiple of 16 columns"):
         paged_sdpa(**given, in_one=True)

@@ -125,7 +125,7 @@ def test_no_rows() -> None:
         (lambda x, w, b, o: (x, w, b, o[1:]), "row 0 of order begins no range of outputs"),
         (lambda x, w, b, o: (x, w, b, o[:, :3].contiguous()), "order must have 5 columns"),
         (lambda x, w, b, o: (x, w, b, o.long()), "order must have dtype int32"),
-        (lambda x, w, b, o: (x, w[:7], None, o), "order is that of 8 outputs, and weight has 7"),
+        (lambda x, w, b, o: (x, w[:7], None, o), "order ends at 8, but 7 outputs are meant"),
         (lambda x, w, b, o: (x, w, b, with_step(o, 0, 1, 1, 53)), "row 1 of order is no step"),
         (lambda x, w, b, o: (x, w, b, with_step(o, 0, -1, 1, 5)), "row 1 of order is no step"),
         (lambda x, w, b, o: (x, w, b, with_step(o, 0, 0, 0, 5)), "row 1 of order is no step"),

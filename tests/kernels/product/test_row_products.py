@@ -16,6 +16,7 @@ HAS_CHAINS = torch.cpu._is_avx512_bf16_supported()
 NEEDS_CHAINS = pytest.mark.skipif(not HAS_CHAINS, reason="oneDNN's order needs AVX512_BF16")
 ORDERS = [0, *(pytest.param(block, marks=NEEDS_CHAINS) for block in (256, 512, 1024, 2048))]
 SHAPES = ((1, 64), (33, 64), (128, 256), (320, 1024), (700, 4096), (4096, 128))
+ODD_COLUMNS = (3, 16, 31, 63, 80, 100, 688, 1001)
 # PyTorch takes oneDNN's product of a row where the CPU has instructions for bfloat16.
 PYTORCH_HAS_SUMS = torch.backends.cpu.get_cpu_capability() == "AVX512" and not HAS_CHAINS
 
@@ -49,13 +50,25 @@ def denormal(x: torch.Tensor) -> torch.Tensor:
 
 
 def added_in_sums(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """ATen's order, spelt out: 64 sums of a row, which are folded by halves.
+    """ATen's order, spelt out: 64 sums of a row, folded by halves; eight of what is left over
+    in sixteens; and one after the other.
 
-    The product of two bfloat16 numbers is exact in float32, so a sum rounds once.
+    The product of two such numbers is exact in float32, so a sum rounds once.
     """
-    sums = torch.zeros(x.shape[0], weight.shape[0], 64)
-    for first in range(0, x.shape[1], 64):
-        part = slice(first, first + 64)
+    columns = x.shape[1]
+    whole, sixteens = columns // 64 * 64, columns // 16 * 16
+    total = folded(x[:, :whole], weight[:, :whole], 64)
+    if sixteens > whole:
+        total += folded(x[:, whole:sixteens], weight[:, whole:sixteens], 8)
+    for i in range(sixteens, columns):
+        total += x[:, i, None].float() * weight[None, :, i].float()
+    return total
+
+
+def folded(x: torch.Tensor, weight: torch.Tensor, lanes: int) -> torch.Tensor:
+    sums = torch.zeros(x.shape[0], weight.shape[0], lanes)
+    for first in range(0, x.shape[1], lanes):
+        part = slice(first, first + lanes)
         sums += x[:, None, part].float() * weight[None, :, part].float()
     while sums.shape[-1] > 1:
         half = sums.shape[-1] // 2
@@ -79,7 +92,7 @@ def in_order(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, order: int
 ) -> torch.Tensor:
     sums = added_in_chains(x, weight, order) if order else added_in_sums(x, weight)
-    return (sums + (0.0 if bias is None else bias.float())).bfloat16()
+    return (sums + (0.0 if bias is None else bias.float())).to(x.dtype)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 7, 8, 17, 67])
@@ -91,6 +104,22 @@ def test_bits(shape: tuple[int, int], num_rows: int, has_bias: bool, order: int)
     bias = wide_ranging(1, shape[0])[0] if has_bias else None
     x = wide_ranging(num_rows, shape[1])
     assert torch.equal(row_products(x, weight, bias, order), in_order(x, weight, bias, order))
+
+
+@pytest.mark.parametrize("columns", [64, 256, *ODD_COLUMNS])
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_pytorchs_own_order(columns: int, has_bias: bool, dtype: torch.dtype) -> None:
+    """Without oneDNN, PyTorch takes its own product of a row for both dtypes."""
+    # Numbers of float16 that cancel: each has few bits, for sums to fit it.
+    weight = (wide_ranging(45, columns, seed=1) * 2**-4).to(dtype)
+    x = (wide_ranging(7, columns) * 2**-4).to(dtype)
+    bias = wide_ranging(1, 45)[0].to(dtype) if has_bias else None
+    with torch.backends.mkldnn.flags(enabled=False):
+        expected = row_by_row(x, weight, bias)
+    assert expected.isfinite().all()
+    assert torch.equal(row_products(x, weight, bias, 0), expected)
+    assert torch.equal(in_order(x, weight, bias, 0), expected)
 
 
 @pytest.mark.skipif(torch.cpu._is_amx_tile_supported(), reason="oneDNN may add in tiles there")
@@ -112,7 +141,6 @@ def test_one_order_is_pytorchs(shape: tuple[int, int], num_rows: int, has_bias: 
 @NEEDS_CHAINS
 def test_chains_of_any_pairs(columns: int) -> None:
     weight, x = wide_ranging(29, columns, seed=1), wide_ranging(18, columns)
-    assert 0 not in row_orders(weight)
     assert torch.equal(row_products(x, weight, None, 512), in_order(x, weight, None, 512))
 
 
@@ -132,22 +160,32 @@ def test_rows_together_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "columns"), [(torch.bfloat16, 95), (torch.float16, 64), (torch.float32, 64)], ids=str
+    ("dtype", "columns", "orders"),
+    [(torch.bfloat16, 95, (0,)), (torch.float16, 64, (0,)), (torch.float32, 64, ())],
+    ids=str,
 )
-def test_other_weights(dtype: torch.dtype, columns: int) -> None:
-    assert not row_orders(torch.zeros(40, columns, dtype=dtype))
+def test_other_weights(dtype: torch.dtype, columns: int, orders: tuple[int, ...]) -> None:
+    assert row_orders(torch.zeros(40, columns, dtype=dtype)) == orders
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (lambda x, w, b, n: (x.float(), w, b, n), "x must have dtype bfloat16, but has float32"),
+        (
+            lambda x, w, b, n: (x.float(), w, b, n),
+            "x must have dtype bfloat16 or float16, but has float32",
+        ),
         (lambda x, w, b, n: (x[0], w, b, n), r"x must have 2 dimension\(s\), but has 1"),
         (lambda x, w, b, n: (x, w.t(), b, n), "weight must be contiguous"),
         (lambda x, w, b, n: (x, w[:, :64].contiguous(), b, n), "weight must have 128 columns"),
         (
-            lambda x, w, b, n: (x[:, :96].contiguous(), w[:, :96].contiguous(), b, n),
-            "multiple of 64",
+            lambda x, w, b, n: (x[:, :95].contiguous(), w[:, :95].contiguous(), b, 512),
+            "multiple of 2 columns, but has 95|has no AVX512_BF16",
+        ),
+        (lambda x, w, b, n: (x, w.half(), b, n), "weight must have dtype bfloat16"),
+        (
+            lambda x, w, b, n: (x.half(), w.half(), b, 512),
+            "x must have dtype bfloat16, but has float16|has no AVX512_BF16",
         ),
         (lambda x, w, b, n: (x, w, b[:3], n), "bias must have one entry for each of the 8 rows"),
         (lambda x, w, b, n: (x, w, b.float(), n), "bias must have dtype bfloat16"),

@@ -1,0 +1,150 @@
+// AVX-512: attention of single float32 tokens. A register holds sixteen keys, or columns of values.
+#include <immintrin.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "cpu/torch_attention/softmax_avx512.h"
+#include "cpu/torch_attention/token_attention.h"
+#include "cpu/torch_attention/values_avx512.h"
+
+namespace vllm_fork {
+namespace {
+namespace avx512 {
+
+// Writes columns of up to sixteen tokens as rows [size, 16]; lanes that have no token are zeros.
+void transpose(const float* const* tokens, int64_t count, int64_t size, float* target) {
+  const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  constexpr int kApart = kLanes + 1;  // so that columns do not share the lines of a cache
+  const __m512i places = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(kApart));
+  alignas(64) float rows[kLanes * kApart] = {};
+  for (int64_t column = 0; column < size; column += kLanes) {
+    for (int64_t t = 0; t < count; ++t) {
+      _mm512_storeu_ps(rows + t * kApart, _mm512_loadu_ps(tokens[t] + column));
+    }
+    for (int64_t i = 0; i < kLanes; ++i) {
+      _mm512_storeu_ps(target + (column + i) * kLanes,
+                       _mm512_i32gather_ps(places, rows + i, sizeof(float)));
+    }
+  }
+}
+
+// A block of keys, and the scores of all heads with them.
+struct Scores {
+  const FloatTokenAttention& given;
+  float* keys;      // [groups, size, 16]
+  float* products;  // [groups, heads, 16]
+  float* all;       // [heads, kTokenKeys]
+
+  void multiply(int64_t first_group, int64_t groups, const FloatOrder::Steps& steps) const {
+    const int64_t size = given.size;
+    ordered_products_avx512({keys + first_group * size * kLanes, groups, size, given.query,
+                             given.heads, size, 1, nullptr, steps.steps, steps.count, steps.zero,
+                             products});
+  }
+
+  void write(int64_t first, int64_t count) const {
+    const int64_t groups = (count + kLanes - 1) / kLanes;
+    for (int64_t g = 0; g < groups; ++g) {
+      transpose(given.keys + first + g * kLanes, std::min(kLanes, count - g * kLanes), given.size,
+                keys + g * given.size * kLanes);
+    }
+    multiply(0, groups, given.order->keys);
+    for (int64_t h = 0; h < given.heads; ++h) {
+      for (int64_t g = 0; g < groups; ++g) {
+        const float* source = products + (g * given.heads + h) * kLanes;
+        std::copy_n(source, kLanes, all + h * kTokenKeys + g * kLanes);
+      }
+    }
+    const int64_t rest = count % 4;
+    for (int64_t i = 0; i < rest; ++i) {
+      const int64_t key = count - rest + i;
+      multiply(key / kLanes, 1, given.order->rest[rest][i]);
+      for (int64_t h = 0; h < given.heads; ++h) {
+        all[h * kTokenKeys + key] = products[h * kLanes + key % kLanes];
+      }
+    }
+  }
+};
+
+// Adds sixteen columns of the values of whole groups of tokens, by steps, to those of a head.
+inline __m512 added_by_steps(const WeightedValues<Float32Lanes>& given, const FloatOrder& order,
+                             int64_t count, __m512 sum) {
+  __m512 sums[kMostSums];
+  for (auto& other : sums) other = _mm512_set1_ps(order.values.zero);
+  sums[0] = sum;
+  for (int64_t first = 0; first + order.tokens <= count; first += order.tokens) {
+    for (int64_t i = 0; i < order.values.count; ++i) {
+      const SumStep& step = order.values.steps[i];
+      for (int32_t k = 0; k < step.count; ++k) {
+        const int64_t token = first + step.first + k * step.stride;
+        sums[step.sum] = step.is_fused ? given.fused(token, sums[step.sum])
+                                       : _mm512_add_ps(sums[step.sum], given.at(token));
+      }
+      if (step.count > 0) continue;
+      sums[step.sum] = _mm512_add_ps(sums[step.sum], sums[step.first]);
+      sums[step.first] = _mm512_set1_ps(order.values.zero);
+    }
+  }
+  for (int64_t k = count / order.tokens * order.tokens; k < count; ++k) {
+    sums[0] = order.is_fused ? given.fused(k, sums[0]) : _mm512_add_ps(sums[0], given.at(k));
+  }
+  return sums[0];
+}
+
+// Adds the values of a block to the sums [heads, size] of kHeads heads from `head` on.
+template <int kHeads>
+void add_values(const FloatTokenAttention& given, const float* scores, int64_t first, int64_t count,
+                int64_t head, float* sums) {
+  constexpr int64_t none[kHeads] = {};
+  int64_t apart[kHeads] = {};
+  for (int h = 0; h < kHeads && given.order->has_columns_apart; ++h) {
+    apart[h] = given.columns_apart_of(head + h);
+  }
+  const float* const* values = given.values + first;
+  const float* weights = scores + head * kTokenKeys;
+  for (int64_t i = 0; i < given.size; i += kLanes) {
+    float* own = sums + head * given.size + i;
+    if (given.order->tokens == 1 && !given.order->is_fused) {
+      add_in_sequence<Float32Lanes, kHeads>(weights, values, count, i, given.size,
+                                            i == 0 ? apart : none, own);
+      continue;
+    }
+    for (int h = 0; h < kHeads; ++h, own += given.size) {
+      const WeightedValues<Float32Lanes> of_head{weights + h * kTokenKeys, values, i};
+      const __m512 sum = _mm512_loadu_ps(own);
+      _mm512_storeu_ps(own, added_by_steps(of_head, *given.order, count, sum));
+    }
+  }
+}
+
+}  // namespace avx512
+}  // namespace
+
+void float_token_attention_avx512(const FloatTokenAttention& given) {
+  using namespace avx512;
+  const int64_t heads = given.heads, size = given.size;
+  float* sums = given.scratch;  // [heads, size]
+  Scores scores{given, sums + heads * size, nullptr, nullptr};
+  scores.products = scores.keys + kTokenKeys * size;
+  scores.all = scores.products + kTokenKeys * heads;
+  std::vector<RowState> states(heads);
+  std::fill_n(sums, heads * size, 0.0f);
+  for (int64_t first = 0; first < given.length; first += kTokenKeys) {
+    const int64_t count = std::min(kTokenKeys, given.length - first);
+    scores.write(first, count);
+    for (int64_t h = 0; h < heads; ++h) {
+      next_weights<Float32Lanes>(scores.all + h * kTokenKeys, count, count, given.scale, first == 0,
+                                 size, states[h], sums + h * size);
+    }
+    int64_t h = 0;
+    for (; h + 4 <= heads; h += 4) add_values<4>(given, scores.all, first, count, h, sums);
+    for (; h + 2 <= heads; h += 2) add_values<2>(given, scores.all, first, count, h, sums);
+    for (; h < heads; ++h) add_values<1>(given, scores.all, first, count, h, sums);
+  }
+  for (int64_t h = 0; h < heads; ++h) {
+    write_row<Float32Lanes>(sums + h * size, states[h].total, size, given.out + h * size);
+  }
+}
+
+}  // namespace vllm_fork

@@ -1,0 +1,76 @@
+// AVX-512: values of tokens, added one after the other, as MKL does in float16 and float32.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "cpu/torch_attention/softmax_avx512.h"
+#include "cpu/torch_attention/token_attention.h"
+
+namespace vllm_fork {
+namespace {
+namespace avx512 {
+
+// Sixteen columns of some tokens' values, and the weights of a head.
+template <class Number>
+struct WeightedValues {
+  const float* weights;
+  const typename Number::Bits* const* values;
+  int64_t column;
+
+  __m512 at(int64_t token) const {
+    return _mm512_mul_ps(Number::widen(values[token] + column), _mm512_set1_ps(weights[token]));
+  }
+
+  __m512 fused(int64_t token, __m512 sum) const {
+    const __m512 weight = _mm512_set1_ps(weights[token]);
+    return _mm512_fmadd_ps(Number::widen(values[token] + column), weight, sum);
+  }
+};
+
+// Columns that MKL adds apart from the others: of eight tokens four one after the other, and then the
+// sum of the next four.
+template <class Number>
+__m512 added_apart(const WeightedValues<Number>& given, int64_t count, __m512 sum) {
+  int64_t k = 0;
+  for (; k + 8 <= count; k += 8) {
+    for (int64_t i = 0; i < 4; ++i) sum = _mm512_add_ps(sum, given.at(k + i));
+    __m512 four = given.at(k + 4);
+    for (int64_t i = 5; i < 8; ++i) four = _mm512_add_ps(four, given.at(k + i));
+    sum = _mm512_add_ps(sum, four);
+  }
+  for (; k < count; ++k) sum = _mm512_add_ps(sum, given.at(k));
+  return sum;
+}
+
+// Adds sixteen columns of the values of `count` tokens, by their weights, to those of each head.
+//
+//   apart   of each head, the first of the sixteen that are added apart
+//   sums    [kHeads], `size` from one head to the next
+template <class Number, int kHeads>
+void add_in_sequence(const float* weights, const typename Number::Bits* const* values,
+                     int64_t count, int64_t column, int64_t size, const int64_t* apart,
+                     float* sums) {
+  __m512 all[kHeads], before[kHeads];
+  for (int h = 0; h < kHeads; ++h) all[h] = before[h] = _mm512_loadu_ps(sums + h * size);
+  for (int64_t k = 0; k < count; ++k) {
+    const __m512 v = Number::widen(values[k] + column);
+    for (int h = 0; h < kHeads; ++h) {
+      const __m512 weight = _mm512_set1_ps(weights[h * kTokenKeys + k]);
+      all[h] = _mm512_add_ps(all[h], _mm512_mul_ps(v, weight));
+    }
+  }
+  for (int h = 0; h < kHeads; ++h) {
+    if (apart[h] > 0) {
+      const WeightedValues<Number> own{weights + h * kTokenKeys, values, column};
+      const auto first = static_cast<__mmask16>((1 << apart[h]) - 1);
+      all[h] = _mm512_mask_mov_ps(all[h], first, added_apart(own, count, before[h]));
+    }
+    _mm512_storeu_ps(sums + h * size, all[h]);
+  }
+}
+
+}  // namespace avx512
+}  // namespace
+}  // namespace vllm_fork
