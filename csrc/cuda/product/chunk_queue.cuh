@@ -7,7 +7,6 @@
 #include "cuda/product/digit_tiles.cuh"
 #include "cuda/product/octets.cuh"
 #include "cuda/product/tile_shape.cuh"
-#include "cuda/product/warpgroup_instructions.cuh"
 
 namespace vllm_fork {
 
@@ -108,7 +107,6 @@ struct ChunkQueue {
   // The current chunk, when it is there for all threads and none reads the one before any more.
   __device__ __forceinline__ const Stage<Tile>& wait() const {
     wait_for_copies<Tile::kStages - 2>();
-    if constexpr (Tile::kByWarpgroup) show_to_products();
     __syncthreads();
     return stages[stage];
   }

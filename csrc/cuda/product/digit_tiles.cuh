@@ -1,17 +1,12 @@
 // Where the digits of a packed weight and of rows of activations lie on a GPU.
 //
-// A tensor core multiplies 16 outputs of a weight with 8 rows in a step of 32 input channels.
-// Digits lie in tiles of a step, in the order in which its instructions take them.
+// A tensor core multiplies 16 outputs of a weight with 8 rows in a step of 32 input channels, a
+// warpgroup many of both. Digits lie in tiles of a step, in matrices of 16 channels of 8 outputs or
+// rows, as ldmatrix takes them and warpgroups find them in shared memory:
 //
-// Of a weight, lane 4 g + q of a warp takes four words of four channels: channels 4 q .. 4 q + 3 of
-// output g and of output g + 8, then those 16 further on, likewise. So a tile is
+//   int8 [2 digits, 2 halves of the step, 8, 16]
 //
-//   int8 [2 digits, 32 lanes, 2 halves of the step, 2, 4]
-//
-// which a warp loads with 16 bytes a lane, one after the other. A tile of rows is four matrices of
-// 16 channels of 8 rows, as ldmatrix takes them and warpgroups find them in shared memory:
-//
-//   int8 [2 digits, 2 halves of the step, 8 rows, 16]
+// is a tile of rows; a tile of a weight is two of these, of 8 outputs each.
 //
 // Blocks are filled up with zeros to whole steps.
 //
@@ -33,10 +28,17 @@ inline constexpr int kOctet = 8;                                // input channel
 inline constexpr int kOctetsOfStep = kStep / kOctet;
 inline constexpr int kRowsOfTile = 8;
 inline constexpr int kHalf = kStep / 2;                         // of a step's input channels
-inline constexpr int kWeightTile = 2 * 16 * kStep;              // bytes
 inline constexpr int kRowTile = 2 * kRowsOfTile * kStep;        // bytes
+inline constexpr int kWeightTile = 2 * kRowTile;                // bytes
 inline constexpr int kOutputs = static_cast<int>(kPanel);       // of a tile of a weight
-static_assert(kOutputs == 16 && kOctetsOfStep == 4);
+static_assert(kOutputs == 2 * kRowsOfTile && kOctetsOfStep == 4);
+
+// Where eight channels of a row, or of an output, lie in eight such: octet i of a step has channels
+// 8 i and on.
+VLLM_FORK_INLINE int octet_of_tile(int row, int digit, int octet) {
+  const int matrix = digit * 2 + octet / 2;
+  return (matrix * kRowsOfTile + row) * kHalf + octet % 2 * kOctet;
+}
 
 // A shape in steps. A segment's blocks have kStepsOfBlock steps each, its last has `last_steps`.
 struct StepCounts {
@@ -94,12 +96,11 @@ struct WeightTiles {
     return (panel * steps + step) * kWeightTile;
   }
 
-  // Four channels of an output of a panel, from `channel` of the step on.
-  VLLM_FORK_INLINE int64_t word_at(int64_t panel, int64_t step, int digit, int channel,
-                                   int output) const {
-    const int lane = output % 8 * 4 + channel % kHalf / 4;
-    const int word = channel / kHalf * 2 + output / 8;
-    return tile_at(panel, step) + ((digit * kWarp + lane) * 4 + word) * 4;
+  // Eight channels of an output of a panel.
+  VLLM_FORK_INLINE int64_t octet_at(int64_t panel, int64_t step, int digit, int octet,
+                                    int output) const {
+    return tile_at(panel, step) + output / kRowsOfTile * kRowTile +
+           octet_of_tile(output % kRowsOfTile, digit, octet);
   }
 
   VLLM_FORK_INLINE int64_t exponents_at(int64_t panel, int64_t block) const {
@@ -126,11 +127,10 @@ struct RowTiles {
     return (tile * steps + step) * kRowTile;
   }
 
-  // Eight channels of a row: octet i of a step has channels 8 i and on.
+  // Eight channels of a row.
   VLLM_FORK_INLINE int64_t octet_at(int64_t row, int64_t step, int digit, int octet) const {
-    const int matrix = digit * 2 + octet / 2;
-    const int line = matrix * kRowsOfTile + static_cast<int>(row % kRowsOfTile);
-    return tile_at(row / kRowsOfTile, step) + line * kHalf + octet % 2 * kOctet;
+    return tile_at(row / kRowsOfTile, step) +
+           octet_of_tile(static_cast<int>(row % kRowsOfTile), digit, octet);
   }
 
   VLLM_FORK_INLINE int64_t scales_at(int64_t tile, int64_t block) const {

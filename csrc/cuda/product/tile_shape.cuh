@@ -21,20 +21,28 @@ struct TileShape {
   static constexpr int kStages = kStages_;            // chunks in shared memory
   static constexpr int kResident = kResident_;        // blocks a multiprocessor has registers for
   static constexpr TensorCores kCores = kCores_;
-  static constexpr bool kByWarpgroup = kCores == TensorCores::kInt8Warpgroups;
   static constexpr int kAllPanels = kOutputWarps * kPanels;
   static constexpr int kAllRowTiles = kRowWarps * kRowTiles;
   static constexpr int kThreads = kOutputWarps * kRowWarps * kWarp;
+  static constexpr int kTickets = 1;  // of a tile, see tile_results.cuh
   static constexpr int kSums = kPanels * kRowTiles * 4;  // of a thread
 };
 
 // A chunk in shared memory. Its scales are there if it ends a block.
 template <class Tile>
 struct Stage {
-  Words4 weights[Tile::kAllPanels][Tile::kChunkSteps][kDigits][kWarp];
+  Words4 weights[Tile::kAllPanels][Tile::kChunkSteps][2][kWarp];
   Words4 rows[Tile::kAllRowTiles][Tile::kChunkSteps][kWarp];
   float row_scales[Tile::kAllRowTiles][kRowsOfTile];
   uint8_t weight_exponents[Tile::kAllPanels][kOutputs];
+
+  // What a lane gives the address of for load_matrices, which then are in multiply_add's order:
+  // both eights of outputs of the first half of the channels, then of the second.
+  __device__ __forceinline__ const void* weight_line(int panel, int step, int digit,
+                                                     int lane) const {
+    const int matrix = digit * 2 + lane / 16;
+    return &weights[panel][step][lane / 8 % 2][matrix * kRowsOfTile + lane % 8];
+  }
 };
 
 // What all blocks of threads are given; the host has made the divisions.
@@ -52,7 +60,7 @@ struct ProductWork {
   const uint8_t* weight;
   const uint8_t* digits;
   float* partials;        // [splits, rows, outputs]; not used if splits is 1
-  int32_t* counters;      // zeros, one for each tile; not used if splits is 1
+  int32_t* counters;      // zeros, Tile::kTickets for each tile; not used if splits is 1
   float* pending;         // see PendingSums; not used if each part has one segment
   ProductResult result;
 };
