@@ -58,7 +58,7 @@ struct BlockSums {
 #pragma unroll
     for (int t = 0; t < Tile::kRowTiles; ++t) {
       uint32_t digits[4];
-      load_matrices(digits, &stage.rows[warp.row_tile + t][step][warp.lane]);
+      load_matrices(digits, stage.row_line(warp.row_tile(t), step, warp.lane));
       StepOperand<Sum, 2> row;
       row.take(digits);
 #pragma unroll

@@ -1,7 +1,7 @@
 // Digits of many rows times digits of a weight, on Hopper's warpgroups: the fast way, where
 // multiply_rows.cuh is the simple one. Both give the bits of docs/numerics/products.md.
 //
-// Of a block of threads two warpgroups multiply, each for 64 outputs and all rows of a tile, and a warp
+// Of a block of threads two warpgroups multiply, each for 64 outputs and all rows of a tile, and a thread
 // loads, also the next tile's digits while the sums of one are written. Nobody waits but for digits,
 // and for the memory they go to.
 #pragma once
@@ -28,7 +28,7 @@ __device__ __forceinline__ void multiply_by_warpgroups(const ProductWork& work) 
   const int first = static_cast<int>(blockIdx.x);
   if (threadIdx.x >= Tile::kMultiplying) {
     keep_registers<kRegistersOfLoader>();
-    if (threadIdx.x >= Tile::kMultiplying + kWarp) return;
+    if (threadIdx.x > Tile::kMultiplying) return;
     WarpgroupLoader<Tile> loader(work, memory);
     for (int part = first; part < work.parts; part += blocks) loader.load_part(part);
   } else {

@@ -12,7 +12,8 @@ namespace vllm_fork {
 
 inline constexpr int kPackWarps = 8;
 
-// What a warp packs or unpacks: one block of one output, outputs that the last panel lacks included.
+// What a warp packs or unpacks: one block of one output, outputs that the last group of panels lacks
+// included.
 struct OutputBlock {
   int64_t output;
   BlockPlace place;
@@ -28,7 +29,7 @@ struct OutputBlock {
         lane(static_cast<int>(threadIdx.x) % kWarp),
         octet(lane),
         channels(place.channels - octet * kOctet),
-        is_there(output < shape.panels() * kPanel) {}
+        is_there(output < WeightTiles(shape).panels * kPanel) {}
 
   __device__ __forceinline__ int64_t channel() const { return place.channel + octet * kOctet; }
 
@@ -99,7 +100,7 @@ template <typename Number>
 cudaError_t pack_weight_tiles(const ProductShape& shape, const Number* weight,
                               const int8_t* equalised, uint8_t* packed,
                               unsigned long long* refused, cudaStream_t stream) {
-  return launch(pack_grid(shape.panels() * kPanel, shape), dim3(kPackWarps * kWarp), 0, stream,
+  return launch(pack_grid(WeightTiles(shape).panels * kPanel, shape), dim3(kPackWarps * kWarp), 0, stream,
                 pack_weight_kernel<Number>, shape, weight, equalised, packed, refused);
 }
 

@@ -14,15 +14,15 @@ namespace vllm_fork {
 // weight is on its way. Many rows wait for tensor cores and shared memory. Each fits in 99 KiB, but
 // those of warpgroups in a Hopper's 227.
 template <TensorCores kCores>
-using TileOf8 = TileShape<4, 1, 1, 1, 4, 3, 4, kCores>;
+using TileOf8 = TileShape<4, 1, 1, 1, 4, 3, 4, false, kCores>;
 template <TensorCores kCores>
-using TileOf16 = TileShape<4, 1, 1, 2, 4, 3, 3, kCores>;
+using TileOf16 = TileShape<4, 1, 1, 2, 4, 3, 3, false, kCores>;
 template <TensorCores kCores>
-using TileOf32 = TileShape<4, 1, 1, 4, 4, 3, 3, kCores>;
+using TileOf32 = TileShape<4, 1, 1, 4, 4, 3, 3, false, kCores>;
 template <TensorCores kCores>
-using TileOf64 = TileShape<2, 2, 2, 4, 4, 3, 2, kCores>;
-using TileOfMany = TileShape<4, 2, 2, 6, 2, 3, 1, TensorCores::kInt8>;
-using TileOfManyBfloat16 = TileShape<4, 2, 2, 4, 2, 3, 1, TensorCores::kBfloat16>;
+using TileOf64 = TileShape<2, 2, 2, 4, 4, 3, 2, false, kCores>;
+using TileOfMany = TileShape<4, 2, 2, 6, 2, 3, 1, true, TensorCores::kInt8>;
+using TileOfManyBfloat16 = TileShape<4, 2, 2, 4, 2, 3, 1, true, TensorCores::kBfloat16>;
 using WarpgroupTileOf96 = WarpgroupTile<12, 8>;
 using WarpgroupTileOf128 = WarpgroupTile<16, 6>;
 
@@ -43,7 +43,7 @@ auto with_tile_of(int64_t rows, const Function& function) {
   if (rows <= 8) return function(TileOf8<kCores>());
   if (rows <= 16) return function(TileOf16<kCores>());
   if (rows <= 32) return function(TileOf32<kCores>());
-  if (rows <= 64) return function(TileOf64<kCores>());
+  if (rows <= kFewRows) return function(TileOf64<kCores>());
   return function(TileOfMore());
 }
 

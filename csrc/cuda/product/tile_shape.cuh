@@ -9,9 +9,10 @@
 
 namespace vllm_fork {
 
-// How a block of threads shares out a tile, and how it comes to shared memory.
+// How a block of threads shares out a tile, and how it comes to shared memory. kIsOfMany: whether
+// there are more rows than kFewRows.
 template <int kOutputWarps_, int kRowWarps_, int kPanels_, int kRowTiles_, int kChunkSteps_,
-          int kStages_, int kResident_, TensorCores kCores_>
+          int kStages_, int kResident_, bool kIsOfMany, TensorCores kCores_>
 struct TileShape {
   static constexpr int kOutputWarps = kOutputWarps_;  // side by side over outputs
   static constexpr int kRowWarps = kRowWarps_;        // and over rows
@@ -23,16 +24,20 @@ struct TileShape {
   static constexpr TensorCores kCores = kCores_;
   static constexpr int kAllPanels = kOutputWarps * kPanels;
   static constexpr int kAllRowTiles = kRowWarps * kRowTiles;
+  static constexpr int kRowGroup = kIsOfMany ? 1 << kRowGroupBits : 1;
+  static constexpr int kPanelGroups = kAllPanels / kPanelGroup;
+  static constexpr int kRowGroups = kAllRowTiles / kRowGroup;
+  static_assert(kAllPanels % kPanelGroup == 0 && kAllRowTiles % kRowGroup == 0);
   static constexpr int kThreads = kOutputWarps * kRowWarps * kWarp;
   static constexpr int kTickets = 1;  // of a tile, see tile_results.cuh
   static constexpr int kSums = kPanels * kRowTiles * 4;  // of a thread
 };
 
-// A chunk in shared memory. Its scales are there if it ends a block.
+// A chunk in shared memory, in groups as in global memory. Its scales are there if it ends a block.
 template <class Tile>
 struct Stage {
-  Words4 weights[Tile::kAllPanels][Tile::kChunkSteps][2][kWarp];
-  Words4 rows[Tile::kAllRowTiles][Tile::kChunkSteps][kWarp];
+  Words4 weights[Tile::kPanelGroups][Tile::kChunkSteps][kPanelGroup][2][kWarp];
+  Words4 rows[Tile::kRowGroups][Tile::kChunkSteps][Tile::kRowGroup][kWarp];
   float row_scales[Tile::kAllRowTiles][kRowsOfTile];
   uint8_t weight_exponents[Tile::kAllPanels][kOutputs];
 
@@ -41,7 +46,13 @@ struct Stage {
   __device__ __forceinline__ const void* weight_line(int panel, int step, int digit,
                                                      int lane) const {
     const int matrix = digit * 2 + lane / 16;
-    return &weights[panel][step][lane / 8 % 2][matrix * kRowsOfTile + lane % 8];
+    const auto& tile = weights[panel / kPanelGroup][step][panel % kPanelGroup];
+    return &tile[lane / 8 % 2][matrix * kRowsOfTile + lane % 8];
+  }
+
+  // The same of rows: both halves of the channels of the upper digit, then of the lower one.
+  __device__ __forceinline__ const void* row_line(int tile, int step, int lane) const {
+    return &rows[tile / Tile::kRowGroup][step][tile % Tile::kRowGroup][lane];
   }
 };
 

@@ -52,7 +52,7 @@ struct TreeSums {
                                             const WarpPlace<Tile>& warp) {
     for_each_sum<Tile>([&](int p, int t, int i) {
       const int32_t exponent = stage.weight_exponents[warp.panel + p][warp.output(i)];
-      const float row_scale = stage.row_scales[warp.row_tile + t][warp.row(i)];
+      const float row_scale = stage.row_scales[warp.row_tile(t)][warp.row(i)];
       own[p][t][i] = add_block_sum(own[p][t][i], block.high[p][t][i], block.mixed[p][t][i],
                                    float_of(scale_bits(exponent)), row_scale);
     });

@@ -18,6 +18,10 @@ struct WarpgroupTile {
   static constexpr int kStages = kStages_;  // steps in shared memory
   static constexpr int kAllPanels = kGroups * kWarpgroup / kWarp;
   static constexpr int kAllRowTiles = kRowTiles;
+  static constexpr int kRowGroup = 1 << kRowGroupBits;
+  static constexpr int kPanelGroups = kAllPanels / kPanelGroup;
+  static constexpr int kRowGroups = kAllRowTiles / kRowGroup;
+  static_assert(kPanelGroups == kGroups && kRowGroups * kRowGroup == kRowTiles);
   static constexpr int kWarps = kGroups * kWarpgroup / kWarp;  // that multiply
   static constexpr int kMultiplying = kGroups * kWarpgroup;    // threads
   static constexpr int kThreads = kMultiplying + kWarpgroup;
@@ -26,17 +30,17 @@ struct WarpgroupTile {
   static constexpr int kSums = kPanels * kRowTiles * 4;  // of a thread
 };
 
-// The digits of a step, as they lie in global memory.
+// The digits of a step, in groups as in global memory.
 template <class Tile>
 struct StepDigits {
-  alignas(128) uint8_t weight[Tile::kAllPanels][kWeightTile];
-  uint8_t rows[Tile::kRowTiles][kRowTile];
+  alignas(128) uint8_t weight[Tile::kPanelGroups][kPanelGroup * kWeightTile];
+  uint8_t rows[Tile::kRowGroups][Tile::kRowGroup * kRowTile];
 };
 
 template <class Tile>
 struct ScalesOfBlock {
-  float rows[Tile::kRowTiles][kRowsOfTile];
-  uint8_t weight_exponents[Tile::kAllPanels][kOutputs];
+  float rows[Tile::kRowGroups][Tile::kRowGroup][kRowsOfTile];
+  uint8_t weight_exponents[Tile::kPanelGroups][kPanelGroup][kOutputs];
 };
 
 // Of the levels of pending sums, the last, which is needed least often, is in global memory.

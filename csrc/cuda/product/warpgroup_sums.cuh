@@ -49,9 +49,8 @@ struct WarpgroupSums {
   TreeSums<Tile> tree;
 
   __device__ __forceinline__ explicit WarpgroupSums(Memory& shared) : memory(shared) {
-    constexpr int kOfGroup = Tile::kAllPanels / Tile::kGroups;
     const int group = static_cast<int>(threadIdx.x) / kWarpgroup;
-    weights = uniform(sixteens_of(memory.stages[0].weight[group * kOfGroup]));
+    weights = uniform(sixteens_of(memory.stages[0].weight[group]));
     rows = uniform(sixteens_of(memory.stages[0].rows));
   }
 
@@ -123,7 +122,8 @@ struct WarpgroupSums {
   __device__ __forceinline__ void add_to_tree(const Integers& high, const Integers& mixed) {
     const ScalesOfBlock<Tile>& scales = memory.scales[at_scales.stage];
     const WarpPlace<Tile> warp;
-    const uint8_t* exponents = scales.weight_exponents[warp.panel];
+    const uint8_t* exponents =
+        scales.weight_exponents[warp.panel / kPanelGroup][warp.panel % kPanelGroup];
     float weight_scales[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -133,7 +133,9 @@ struct WarpgroupSums {
     for (int t = 0; t < kTiles; ++t) {
       float row_scales[2];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) row_scales[i] = scales.rows[t][warp.row(i)];
+      for (int i = 0; i < 2; ++i) {
+        row_scales[i] = scales.rows[t / Tile::kRowGroup][t % Tile::kRowGroup][warp.row(i)];
+      }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& sum = tree.own[0][t][i];
