@@ -39,7 +39,7 @@ struct BlockSums {
   }
 
   __device__ __forceinline__ void add_chunk(const Stage<Tile>& stage, const WarpPlace<Tile>& warp) {
-#pragma unroll
+#pragma unroll(Tile::kUnrolledSteps)
     for (int step = 0; step < Tile::kChunkSteps; ++step) add_step(stage, warp, step);
   }
 
@@ -49,10 +49,15 @@ struct BlockSums {
     StepOperand<Sum, 4> weight[Tile::kPanels][kDigits];
 #pragma unroll
     for (int p = 0; p < Tile::kPanels; ++p) {
+      uint32_t eights[2][4];
+      for (int i = 0; i < 2; ++i) {
+        load_matrices(eights[i], stage.weight_line(warp.panel + p, step, i, warp.lane));
+      }
       for (int digit = 0; digit < static_cast<int>(kDigits); ++digit) {
-        uint32_t digits[4];
-        load_matrices(digits, stage.weight_line(warp.panel + p, step, digit, warp.lane));
-        weight[p][digit].take(digits);
+        const int half = 2 * digit;
+        const uint32_t words[] = {eights[0][half], eights[1][half], eights[0][half + 1],
+                                  eights[1][half + 1]};
+        weight[p][digit].take(words);
       }
     }
 #pragma unroll

@@ -31,6 +31,7 @@ struct TileShape {
   static constexpr int kThreads = kOutputWarps * kRowWarps * kWarp;
   static constexpr int kTickets = 1;  // of a tile, see tile_results.cuh
   static constexpr int kSums = kPanels * kRowTiles * 4;  // of a thread
+  static constexpr int kUnrolledSteps = kSums < 48 ? kChunkSteps : 1;  // as registers allow it
 };
 
 // A chunk in shared memory, in groups as in global memory. Its scales are there if it ends a block.
@@ -41,16 +42,12 @@ struct Stage {
   float row_scales[Tile::kAllRowTiles][kRowsOfTile];
   uint8_t weight_exponents[Tile::kAllPanels][kOutputs];
 
-  // What a lane gives the address of for load_matrices, which then are in multiply_add's order:
-  // both eights of outputs of the first half of the channels, then of the second.
-  __device__ __forceinline__ const void* weight_line(int panel, int step, int digit,
+  // What a lane gives the address of for load_matrices, of eight outputs or rows: both halves of the
+  // channels of the upper digit, then of the lower one.
+  __device__ __forceinline__ const void* weight_line(int panel, int step, int eight,
                                                      int lane) const {
-    const int matrix = digit * 2 + lane / 16;
-    const auto& tile = weights[panel / kPanelGroup][step][panel % kPanelGroup];
-    return &tile[lane / 8 % 2][matrix * kRowsOfTile + lane % 8];
+    return &weights[panel / kPanelGroup][step][panel % kPanelGroup][eight][lane];
   }
-
-  // The same of rows: both halves of the channels of the upper digit, then of the lower one.
   __device__ __forceinline__ const void* row_line(int tile, int step, int lane) const {
     return &rows[tile / Tile::kRowGroup][step][tile % Tile::kRowGroup][lane];
   }

@@ -229,7 +229,7 @@ def test_the_choice_of_tensor_cores(
     assert gpu.tensor_cores(major, has_warpgroups, asked) is chosen
 
 
-@pytest.mark.parametrize(("most_threads", "has"), [(256, True), (1024, True), (1, False)])
+@pytest.mark.parametrize(("most_threads", "has"), [(384, True), (1024, True), (1, False)])
 def test_what_the_library_says_of_warpgroups(
     most_threads: int, has: bool, gpu: EmulatedProduct
 ) -> None:
