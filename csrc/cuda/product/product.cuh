@@ -29,11 +29,10 @@ using WarpgroupTileOf128 = WarpgroupTile<16, 6>;
 template <class Tile>
 inline constexpr int64_t kRowsOf = int64_t{Tile::kAllRowTiles} * kRowsOfTile;
 
-inline constexpr int64_t kRowsOfMany = 384;  // whole tiles of each
+inline constexpr int64_t kRowsOfMany = 192;  // whole tiles of some size of each kind
 static_assert(kRowsOfMany % kRowsOf<TileOfMany> == 0);
 static_assert(kRowsOfMany % kRowsOf<TileOfManyBfloat16> == 0);
 static_assert(kRowsOfMany % kRowsOf<WarpgroupTileOf96> == 0);
-static_assert(kRowsOfMany % kRowsOf<WarpgroupTileOf128> == 0);
 
 constexpr int64_t aligned(int64_t count, int64_t to) { return divide_up(count, to) * to; }
 
