@@ -96,14 +96,20 @@ int64_t resident_blocks(const Multiprocessors& gpu) {
   return fitting < 1 ? 1 : least(fitting, Tile::kResident);
 }
 
-// Into how many parts to split the segments: as long as that makes the whole at least an eighth
-// faster, counted in rounds of as many parts as the GPU computes at once.
+// Into how many parts to split the segments: as long as each doubling makes the whole at least an
+// eighth faster, counted in rounds of as many parts as the GPU computes at once. Parts cost the
+// writing and reading of their sums.
 inline int choose_splits(int64_t tiles, int64_t segments, int64_t at_once) {
   int64_t splits = 1;
+  int64_t eighths = 8;  // 8 and 7, multiplied as often as there are doublings
+  int64_t sevenths = 7;
   for (int64_t more = 2; more <= segments; more *= 2) {
     const int64_t rounds = divide_up(tiles * splits, at_once);
     const int64_t rounds_of_more = divide_up(tiles * more, at_once);
-    if (8 * rounds_of_more * splits < 7 * rounds * more) splits = more;
+    const bool is_faster = eighths * rounds_of_more * splits < sevenths * rounds * more;
+    splits = is_faster ? more : splits;
+    eighths = is_faster ? 8 : eighths * 8;
+    sevenths = is_faster ? 7 : sevenths * 7;
   }
   return static_cast<int>(splits);
 }

@@ -43,7 +43,6 @@ struct WarpgroupResults {
     } else {
       write_partials(bias);
     }
-    __syncwarp();  // before pending sums are written anew
   }
 
  private:
