@@ -11,13 +11,16 @@ weighed with the rates that NVIDIA publishes for compute capability 9.0 (CUDA Pr
 TFLOP/s in bfloat16, twice that in int8) and, for mma.sync, with 62 % of it (Luo et al. 2024,
 "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture").
 
-Two times come out: if all units work at once, and if tensor cores and all else work by turns. What
-the rivals take is published, too: see `RIVALS`. Nothing here is a measurement.
+Three times come out: if all units work at once, if tensor cores and all else work by turns, and
+what is to be expected between the two where a block of threads has two warpgroups that do not
+wait for each other: see `Pass.expected`. Copies run beside all of it. What the rivals take is
+published, too: see `RIVALS`. Nothing here is a measurement.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -27,7 +30,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.gpu.machine_code import CSRC, Function, Loop, disassembled
+from benchmarks.gpu.machine_code import CSRC, Function, Loop, disassembled, value_of
 from benchmarks.gpu.table import PAGE, between, markdown
 
 BEGIN, END = "<!-- the counts begin -->", "<!-- the counts end -->"
@@ -36,6 +39,12 @@ MULTIPROCESSORS, QUARTERS = 132, 4
 CLOCK = 1.83e9  # Hz, at which the published peaks are reached
 MEMORY = 3.35e12  # bytes/s
 TENSOR_OPERATIONS = 8192  # of int8, of a multiprocessor in a cycle
+SECOND_CACHE = 5120 / 132  # bytes a cycle that a multiprocessor reads: an A100's for all of them
+REGISTERS, SHARED_BYTES, RESERVED_BYTES = (
+    64 * 1024,
+    228 * 1024,
+    1024,
+)  # of a multiprocessor, a block
 OF_THE_PEAK = {"IGMMA": 1.0, "IMMA": 0.62}
 
 CYCLES: Mapping[str, tuple[str, float]] = {
@@ -50,8 +59,12 @@ ON_THE_ALU = ("alu", 2.0)  # integers, comparisons, selections, I2FP
 NO_UNIT = ("BRA", "BSSY", "BSYNC", "NOP", "WARPSYNC", "ENDCOLLECTIVE", "BAR", "EXIT")
 UNIFORM = ("U", "R2UR", "S2UR", "LDC", "DEPBAR", "LDGDEPBAR", "WARPGROUP", "MEMBAR", "FENCE")
 
-# Of a layer of Llama-3.1-8B.
-WEIGHTS = 4096 * 6144 + 4096 * 4096 + 4096 * 28672 + 14336 * 4096
+# Of a layer of Llama-3.1-8B: inputs and outputs.
+MATRICES = ((4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096))
+WEIGHTS = sum(inputs * outputs for inputs, outputs in MATRICES)
+SEGMENTS, CHANNELS_OF_BLOCK = 8, 256
+BLOCKS = WEIGHTS / CHANNELS_OF_BLOCK  # of all outputs
+ENDS_OF_SEGMENTS = SEGMENTS * sum(outputs for _, outputs in MATRICES) / BLOCKS  # of a block
 HEADS, KEY_HEADS, HEAD_SIZE = 32, 8, 128
 
 RIVALS = {"cuBLAS": 750e12, "FlashAttention-3": 610e12}
@@ -74,7 +87,13 @@ class Kernel:
         warps: of a block of threads, that go through the loop.
         tensor: operations in int8 that a block's pass computes, sums of products as two.
         bytes: that a block's pass reads from the second cache, or from memory.
+        threads: of a block.
+        shared: the bytes of shared memory that a block is launched with, in C++; None for none.
+        header: that it needs.
+        groups: of warps, that do not wait for each other.
         beside: the operation that the loop of other warps has, which do something else meanwhile.
+        around: the longest passes have, besides, what is around the main loop in the next outer
+            one, of whose inner loops these are the trips.
     """
 
     what: str
@@ -86,22 +105,32 @@ class Kernel:
     longest: float
     warps: int
     tensor: int
-    bytes: int
+    bytes: float
+    threads: int
+    shared: str | None = None
+    header: str | None = None
+    groups: int = 1
     beside: str | None = None
+    around: tuple[int, ...] | None = None
 
-    def loop(self, function: Function) -> Loop:
+    def loop(self, function: Function, depth: int) -> Loop:
         (loop,) = function.loops_with(self.operation)
-        for _ in range(self.depth):
+        for _ in range(depth):
             (loop,) = function.with_operation(loop.inner, self.operation)
         return loop
 
-    def pass_of(self, functions: Mapping[str, Function]) -> Pass:
+    def pass_of(self, functions: Mapping[str, Function], shared_bytes: int) -> Pass:
         """Count a pass through the main loop."""
         (function,) = (one for name, one in functions.items() if self.symbol in name)
-        loop, trips = self.loop(function), list(self.trips)
+        loop, trips = self.loop(function, self.depth), list(self.trips)
         shortest = by_operation(function.way(loop, trips, longest=False))
-        longest = by_operation(function.way(loop, trips, longest=True))
-        return Pass(self, function, shortest, longest, self.longest, self._others(function))
+        if self.around is None:
+            longest = by_operation(function.way(loop, trips, longest=True))
+        else:
+            outer = self.loop(function, self.depth - 1)
+            longest = shortest + by_operation(function.way(outer, list(self.around), longest=True))
+        others = self._others(function)
+        return Pass(self, function, shared_bytes, shortest, longest, self.longest, others)
 
     def _others(self, function: Function) -> Counter[str]:
         """Count a pass of the warps beside those, the shortest one that does it in one go."""
@@ -119,6 +148,7 @@ class Pass:
     Attributes:
         kernel: whose.
         function: its machine code.
+        shared_bytes: that it is launched with.
         shortest: how many of each operation a warp executes in most passes.
         longest: and in some.
         share: these.
@@ -127,6 +157,7 @@ class Pass:
 
     kernel: Kernel
     function: Function
+    shared_bytes: int
     shortest: Counter[str]
     longest: Counter[str]
     share: float
@@ -163,17 +194,40 @@ class Pass:
         # IMAD has one half of the lanes of float32, so that both take turns there.
         found["float32"] += found["multiply"] / 2
         rate = TENSOR_OPERATIONS * OF_THE_PEAK[self.kernel.operation]
-        return {**found, "tensor": self.kernel.tensor / rate}
+        reading = self.kernel.bytes / SECOND_CACHE
+        return {**found, "tensor": self.kernel.tensor / rate, "second cache": reading}
+
+    def resident_blocks(self) -> int:
+        """Return how many blocks of threads a multiprocessor has registers and memory for."""
+        registers = -(-self.function.registers // 8) * 8 * self.kernel.threads
+        shared = self.shared_bytes + self.function.shared_bytes + RESERVED_BYTES
+        return min(REGISTERS // registers, SHARED_BYTES // shared)
 
     def together(self) -> float:
         """Cycles of a pass on a multiprocessor, if all units work at once."""
         return max(self.units().values())
 
     def apart(self) -> float:
-        """Cycles if tensor cores wait for all else, and all else for them."""
+        """Cycles if tensor cores wait for all else but copies, and all else for them."""
         units = self.units()
-        tensor = units.pop("tensor")
-        return tensor + max(units.values())
+        tensor, reading = units.pop("tensor"), units.pop("second cache")
+        return max(reading, tensor + max(units.values()))
+
+    def expected(self) -> float:
+        """Cycles if some groups of warps take turns at the tensor cores, each when it comes.
+
+        By mean value analysis of a closed network (Reiser and Lavenberg 1980): a group waits for
+        those that it finds at the tensor cores, has its products, and then does all else, in the
+        time that the groups take for it together.
+        """
+        units = self.units()
+        tensor, reading = units.pop("tensor") / self.kernel.groups, units.pop("second cache")
+        others = max(units.values())
+        before = 0.0  # groups that are found there
+        for count in range(1, self.kernel.groups + 1):
+            there = tensor * (1 + before)
+            before = count * there / (there + others)
+        return max(reading, there + others)
 
 
 # Keys and values of 64 tokens.
@@ -190,6 +244,7 @@ SIMPLE = Kernel(
     4,
     16 * 64 * HEAD_SIZE * 2 * 2 * 4,
     BLOCK_BYTES,
+    128,
 )
 
 KERNELS = {
@@ -204,28 +259,41 @@ KERNELS = {
         8,
         128 * 64 * HEAD_SIZE * 2 * 2 * 4,
         BLOCK_BYTES,
-        "LDGSTS",
+        384,
+        "sizeof(vllm_fork::PromptMemory<128>)",
+        "attention/prompt_memory.cuh",
+        groups=2,
+        beside="LDGSTS",
     ),
     "simple": SIMPLE,
     "decode": replace(
         SIMPLE, what="attention in decoding, 16 x 64 tokens", symbol="attention_kernelILi4ELb1E"
     ),
-    "many": Kernel(
-        "product, 128 x 96 x 64 channels",
-        "product/product.cu",
-        "TileShapeILi8ELi1ELi1ELi12ELi2ELi3ELi1E",
-        "IGMMA",
-        1,
-        (1,),
-        0.25,
-        8,
-        128 * 96 * 64 * 2 * 3,
-        2 * 64 * (128 + 96),
-    ),
+    **{
+        f"{rows} rows": Kernel(
+            f"product, 128 x {rows} x {CHANNELS_OF_BLOCK} channels",
+            "product/product.cu",
+            f"multiply_by_warpgroups_kernelINS_13WarpgroupTileILi{rows // 8}E",
+            "IGMMA",
+            2,
+            (CHANNELS_OF_BLOCK // 32 - 1, 1),
+            ENDS_OF_SEGMENTS,
+            8,
+            128 * rows * CHANNELS_OF_BLOCK * 2 * 3,
+            # One of seven pending sums goes through the second cache.
+            2 * CHANNELS_OF_BLOCK * (128 + rows) + 2 * 4 * 128 * rows * ENDS_OF_SEGMENTS / SEGMENTS,
+            384,
+            f"vllm_fork::KernelOf<vllm_fork::WarpgroupTileOf{rows}>::kSharedBytes",
+            "product/product.cuh",
+            groups=2,
+            around=(0, 1),
+        )
+        for rows in (128, 96)
+    },
     "one": Kernel(
         "product, 64 x 8 x 128 channels",
         "product/product.cu",
-        "TileShapeILi4ELi1ELi1ELi1ELi4ELi3ELi4ELNS_11TensorCoresE0E",
+        "TileShapeILi4ELi1ELi1ELi1ELi4ELi3ELi4ELb0ELNS_11TensorCoresE0E",
         "IMMA",
         1,
         (1,),
@@ -233,6 +301,9 @@ KERNELS = {
         4,
         64 * 8 * 128 * 2 * 3,
         2 * 128 * (64 + 8),
+        128,
+        "vllm_fork::KernelOf<vllm_fork::TileOf8<vllm_fork::TensorCores::kInt8>>::kSharedBytes",
+        "product/product.cuh",
     ),
 }
 
@@ -270,14 +341,41 @@ class Prediction:
     rival: float
     longest: float | None = None
 
-    def ratios(self, one: Pass) -> tuple[float, float]:
-        """Return the times beside the rival's, with all units together and apart."""
+    def ratios(self, one: Pass) -> tuple[float, ...]:
+        """Return the times beside the rival's: all units together, as expected, and apart."""
         if self.longest is not None:
             one = one.with_longest(self.longest)
         reading = self.memory / MEMORY
-        times = (seconds(cycles, self.passes) for cycles in (one.together(), one.apart()))
-        together, apart = (max(reading, time) / self.rival for time in times)
-        return together, apart
+        cycles = (one.together(), one.expected(), one.apart())
+        return tuple(max(reading, seconds(count, self.passes)) / self.rival for count in cycles)
+
+
+def parts_of_rows(rows: int) -> list[int]:
+    """Return how many rows are multiplied at once, as csrc/cuda/product/product.cuh does."""
+    parts = -(-rows // 1536)
+    most = rows if parts == 1 else -(-rows // parts // 192) * 192
+    return [min(most, rows - first) for first in range(0, rows, most)]
+
+
+def passes_of_product(rows: int, tile: int) -> float:
+    """Return the blocks of 256 channels of all tiles; the last round counts as a whole one."""
+    found = 0.0
+    for inputs, outputs in MATRICES:
+        tiles = -(-rows // tile) * -(-outputs // 128)
+        splits = choose_splits(tiles)
+        rounds = -(-tiles * splits // MULTIPROCESSORS)
+        found += rounds * MULTIPROCESSORS * inputs / CHANNELS_OF_BLOCK / splits
+    return found
+
+
+def choose_splits(tiles: int) -> int:
+    """Return what csrc/cuda/product/product.cuh does, of eight segments."""
+    splits = 1
+    for more in (2, 4, 8):
+        rounds, rounds_of_more = (-(-tiles * n // MULTIPROCESSORS) / n for n in (splits, more))
+        if rounds_of_more < rounds * (7 / 8) ** math.log2(more / splits):
+            splits = more
+    return splits
 
 
 def predictions() -> list[Prediction]:
@@ -310,12 +408,12 @@ def predictions() -> list[Prediction]:
     found += [
         Prediction(
             f"a layer's products, {rows:,} rows / cuBLAS",
-            "many",
-            -(-rows // 96) * WEIGHTS / (128 * 64),
+            f"{tile} rows",
+            sum(passes_of_product(count, tile) for count in parts_of_rows(rows)),
             2 * WEIGHTS,
             max(2 * rows * WEIGHTS / RIVALS["cuBLAS"], 2 * WEIGHTS / MEMORY),
         )
-        for rows in (256, 2048, 8192)
+        for rows, tile in ((96, 96), (128, 128), (192, 96), (256, 128), (2048, 128), (8192, 128))
     ]
     reading = 2 * WEIGHTS / MEMORY
     one = Prediction(
@@ -330,7 +428,17 @@ def counted(folder: Path) -> dict[str, Pass]:
     functions = {
         source: disassembled(CSRC / "cuda" / source, "sm_90a", folder) for source in sources
     }
-    return {key: one.pass_of(functions[one.source]) for key, one in KERNELS.items()}
+    return {
+        key: one.pass_of(functions[one.source], shared_bytes(one, folder))
+        for key, one in KERNELS.items()
+    }
+
+
+def shared_bytes(kernel: Kernel, folder: Path) -> int:
+    """Return with how much shared memory a kernel is launched."""
+    if kernel.shared is None:
+        return 0
+    return value_of(kernel.shared, CSRC / "cuda" / str(kernel.header), "sm_90a", folder)
 
 
 def rows_of_passes(passes: Mapping[str, Pass]) -> list[tuple[str, ...]]:
@@ -338,10 +446,11 @@ def rows_of_passes(passes: Mapping[str, Pass]) -> list[tuple[str, ...]]:
     rows = []
     for one in passes.values():
         units = one.units()
-        names = ("tensor", "issue", "alu", "float32", "slow", "memory")
+        names = ("tensor", "issue", "alu", "float32", "slow", "memory", "second cache")
         rows.append(
             (
                 one.kernel.what,
+                f"{one.resident_blocks()}",
                 f"{one.instructions:,.0f}",
                 f"{one.function.registers}",
                 f"{one.kernel.bytes / 1024:.0f}",
@@ -355,16 +464,15 @@ def rows_of_times(passes: Mapping[str, Pass]) -> list[tuple[str, ...]]:
     """Return the second table: times beside the rivals'."""
     rows: list[tuple[str, ...]] = []
     for one in predictions():
-        together, apart = one.ratios(passes[one.kernel])
-        rows.append((one.what, f"{together:.1f}", f"{apart:.1f}"))
+        rows.append((one.what, *(f"{ratio:.1f}" for ratio in one.ratios(passes[one.kernel]))))
     return rows
 
 
 PASSES = (
-    *("a pass of a block", "instructions", "registers", "KiB read", "tensor", "issue"),
-    *("integers", "float32", "slow", "loads"),
+    *("a pass of a block", "blocks", "instructions", "registers", "KiB read", "tensor", "issue"),
+    *("integers", "float32", "slow", "loads", "second cache"),
 )
-TIMES = ("time beside the rival's", "units at once", "tensor cores by turns")
+TIMES = ("time beside the rival's", "units at once", "expected", "tensor cores by turns")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The CUDA kernel of products of many rows on Hopper, emulated on a CPU: the bits of the CPU's own."""
+"""Hopper's CUDA kernel of products of many rows, emulated on a CPU: the bits of the CPU's own."""
 
 import ctypes
 import re
@@ -268,9 +268,8 @@ CASES = ((256, 1), (520, 1), (520, 2))
 def test_the_emulation_finds_faults(fault: str, tmp_path: Path, gpu: EmulatedProduct) -> None:
     """A kernel that forgets to wait, or waits for something else, has other bits or stops."""
     library = faulty_library(fault, tmp_path)
-    assert not all(is_right(library, gpu, *case, seed) for seed in range(1, 21) for case in CASES), (
-        "no schedule has shown it"
-    )
+    schedules = ((*case, seed) for seed in range(1, 21) for case in CASES)
+    assert not all(is_right(library, gpu, *one) for one in schedules), "no schedule has shown it"
 
 
 def test_without_a_fault_all_is_right(tmp_path: Path, gpu: EmulatedProduct) -> None:
