@@ -67,6 +67,9 @@ BLOCKS = WEIGHTS / CHANNELS_OF_BLOCK  # of all outputs
 ENDS_OF_SEGMENTS = SEGMENTS * sum(outputs for _, outputs in MATRICES) / BLOCKS  # of a block
 HEADS, KEY_HEADS, HEAD_SIZE = 32, 8, 128
 
+TILES_OF_ROWS = {96: 96, 128: 128, 192: 96, 256: 128, 2048: 128, 8192: 128}
+"""Rows of the products that are predicted, and those of their tiles."""
+
 RIVALS = {"cuBLAS": 750e12, "FlashAttention-3": 610e12}
 """FLOP/s in bfloat16: large products on an H100; causal, head size 128, 8,192 tokens (Shah et al.
 2024, "FlashAttention-3", figure 5)."""
@@ -413,7 +416,7 @@ def predictions() -> list[Prediction]:
             2 * WEIGHTS,
             max(2 * rows * WEIGHTS / RIVALS["cuBLAS"], 2 * WEIGHTS / MEMORY),
         )
-        for rows, tile in ((96, 96), (128, 128), (192, 96), (256, 128), (2048, 128), (8192, 128))
+        for rows, tile in TILES_OF_ROWS.items()
     ]
     reading = 2 * WEIGHTS / MEMORY
     one = Prediction(

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.counts import BEGIN, END, KERNELS, PASSES, TIMES, Pass, counted
+from benchmarks.gpu.counts import (
+    BEGIN,
+    END,
+    KERNELS,
+    MATRICES,
+    MULTIPROCESSORS,
+    PASSES,
+    SEGMENTS,
+    TILES_OF_ROWS,
+    TIMES,
+    Pass,
+    choose_splits,
+    counted,
+    parts_of_rows,
+)
 from benchmarks.gpu.machine_code import functions_of, properties_of
 from benchmarks.gpu.table import PAGE, markdown
+from tests.kernels.product.emulated_product import EmulatedProduct, Gpu, TensorCores
 
 WRITTEN = """
 .text._Z4loopv:
@@ -83,6 +99,22 @@ def test_a_pass_takes_what_its_busiest_unit_takes(passes: dict[str, Pass]) -> No
         assert one.together() <= one.expected() <= one.apart() <= sum(units.values())
         others = sum(one.others.values())
         assert units["issue"] == pytest.approx(one.instructions * one.kernel.warps / 4 + others)
+
+
+def test_products_are_shared_out_as_the_kernels_do_it(tmp_path: Path) -> None:
+    library = EmulatedProduct.compile(tmp_path)
+    gpu = Gpu(MULTIPROCESSORS, 228, TensorCores.INT8_WARPGROUPS)
+    for rows, tile in TILES_OF_ROWS.items():
+        parts = parts_of_rows(rows)
+        for inputs, outputs in MATRICES:
+            plans = library.plans((outputs, inputs, SEGMENTS), rows, gpu)
+            assert [plan.tile for plan in plans] == [(tile, 128)] * len(parts)
+            tiles = [-(-part // tile) * outputs // 128 for part in parts]
+            splits = [choose_splits(count) for count in tiles]
+            assert [plan.splits for plan in plans] == splits
+            assert [plan.parts for plan in plans] == [
+                a * b for a, b in zip(tiles, splits, strict=True)
+            ]
 
 
 def test_prompts_are_within_their_budget(passes: dict[str, Pass]) -> None:
