@@ -1,5 +1,5 @@
-// cuda/primitives/bulk_copy.cuh for the emulation: a copy is made at any time after its start, in no
-// order, and then tells its barrier.
+// cuda/primitives/bulk_copy.cuh for the emulation: a copy is made at any time after its start, in
+// no order, and then tells its barrier.
 #pragma once
 
 #include "emulation/copies_on_host.h"

@@ -16,8 +16,8 @@ __device__ __forceinline__ void copy_bulk(void* shared, const void* global, int 
                                           PhaseBarrier& barrier) {
   const auto to = static_cast<unsigned int>(__cvta_generic_to_shared(shared));
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          to),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1], %2, [%3];" ::"r"(to),
       "l"(global), "r"(bytes), "r"(barrier.address())
       : "memory");
 }

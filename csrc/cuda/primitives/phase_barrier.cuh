@@ -72,8 +72,8 @@ struct alignas(8) PhaseBarrier {
 
 namespace vllm_fork {
 
-// Which stage is next of some that are taken one after the other, again and again, and the parity of
-// the phase in which it is filled.
+// Which stage is next of some that are taken one after the other, again and again, and the parity
+// of the phase in which it is filled.
 template <int kStages>
 struct StageCursor {
   int stage = 0;

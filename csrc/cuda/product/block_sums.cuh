@@ -49,14 +49,10 @@ struct BlockSums {
     StepOperand<Sum, 4> weight[Tile::kPanels][kDigits];
 #pragma unroll
     for (int p = 0; p < Tile::kPanels; ++p) {
-      uint32_t eights[2][4];
-      for (int i = 0; i < 2; ++i) {
-        load_matrices(eights[i], stage.weight_line(warp.panel + p, step, i, warp.lane));
-      }
+#pragma unroll
       for (int digit = 0; digit < static_cast<int>(kDigits); ++digit) {
-        const int half = 2 * digit;
-        const uint32_t words[] = {eights[0][half], eights[1][half], eights[0][half + 1],
-                                  eights[1][half + 1]};
+        uint32_t words[4];
+        load_matrices(words, stage.weight_line(warp.panel + p, step, digit, warp.lane));
         weight[p][digit].take(words);
       }
     }

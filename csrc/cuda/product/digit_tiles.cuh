@@ -6,16 +6,16 @@
 //
 //   int8 [2 digits, 2 halves of the step, 8, 16]
 //
-// is a tile of rows; a tile of a weight is two of these, of 8 outputs each. What belongs to a step of
-// several tiles lies in one piece: of four panels of a weight, and of four tiles of rows if there are
-// more of them than one block of threads takes a few at a time.
+// is a tile of rows; a tile of a weight is two of these, of 8 outputs each. What belongs to a step
+// of several tiles lies in one piece: of four panels of a weight, and of four tiles of rows where
+// there are more rows than kFewRows.
 //
 // Blocks are filled up with zeros to whole steps.
 //
-// A packed weight is its tiles, uint8 [groups of panels, steps, kPanelGroup, kWeightTile], and behind
-// them the biased exponents of 2^(8 + e), uint8 [groups of panels, blocks, kPanelGroup, kPanel]. It is
-// as large as the CPU's, 16 bits a number and one byte for each row of a block, but laid out
-// differently, and filled up with zeros to whole groups.
+// A packed weight is its tiles, uint8 [groups of panels, steps, kPanelGroup, kWeightTile], and
+// behind them the biased exponents of 2^(8 + e), uint8 [groups of panels, blocks, kPanelGroup,
+// kPanel]. It is as large as the CPU's, 16 bits a number and one byte for each row of a block, but
+// laid out differently, and filled up with zeros to whole groups.
 #pragma once
 
 #include <cstdint>
@@ -127,9 +127,9 @@ struct WeightTiles {
   VLLM_FORK_INLINE int64_t bytes() const { return exponents_at(panels, 0); }
 };
 
-// The bytes of the digits of rows: tiles, uint8 [groups, steps, tiles of a group, kRowTile], and behind
-// them 2^e of each block, float [groups, blocks, tiles of a group, kRowsOfTile]; NaN in a block that is
-// out of range. What belongs to rows that the last group lacks does not matter.
+// The bytes of the digits of rows: tiles, uint8 [groups, steps, tiles of a group, kRowTile], and
+// behind them 2^e of each block, float [groups, blocks, tiles of a group, kRowsOfTile]; NaN in a
+// block that is out of range. What belongs to rows that the last group lacks does not matter.
 struct RowTiles {
   int group_bits;
   int64_t tiles;  // of whole groups

@@ -1,9 +1,9 @@
 // Digits of many rows times digits of a weight, on Hopper's warpgroups: the fast way, where
 // multiply_rows.cuh is the simple one. Both give the bits of docs/numerics/products.md.
 //
-// Of a block of threads two warpgroups multiply, each for 64 outputs and all rows of a tile, and a thread
-// loads, also the next tile's digits while the sums of one are written. Nobody waits but for digits,
-// and for the memory they go to.
+// Of a block of threads two warpgroups multiply, each for 64 outputs and all rows of a tile, and a
+// thread loads, also the next tile's digits while the sums of one are written. Nobody waits but for
+// digits, and for the memory they go to.
 #pragma once
 
 #include "cuda/product/warpgroup_loader.cuh"
@@ -56,8 +56,8 @@ __global__ void __launch_bounds__(kMostLaunched<Tile>, Tile::kResident)
   }
 }
 
-// Whether the code that the current GPU has got of this library can multiply such tiles. If there is
-// none for it at all, launching a kernel says so.
+// Whether the code that the current GPU has got of this library can multiply such tiles. If there
+// is none for it at all, launching a kernel says so.
 template <class Tile>
 bool can_multiply_by_warpgroups() {
   cudaFuncAttributes attributes{};

@@ -12,8 +12,8 @@ namespace vllm_fork {
 
 inline constexpr int kPackWarps = 8;
 
-// What a warp packs or unpacks: one block of one output, outputs that the last group of panels lacks
-// included.
+// What a warp packs or unpacks: one block of one output, outputs that the last group of panels
+// lacks included.
 struct OutputBlock {
   int64_t output;
   BlockPlace place;
@@ -100,8 +100,8 @@ template <typename Number>
 cudaError_t pack_weight_tiles(const ProductShape& shape, const Number* weight,
                               const int8_t* equalised, uint8_t* packed,
                               unsigned long long* refused, cudaStream_t stream) {
-  return launch(pack_grid(WeightTiles(shape).panels * kPanel, shape), dim3(kPackWarps * kWarp), 0, stream,
-                pack_weight_kernel<Number>, shape, weight, equalised, packed, refused);
+  return launch(pack_grid(WeightTiles(shape).panels * kPanel, shape), dim3(kPackWarps * kWarp), 0,
+                stream, pack_weight_kernel<Number>, shape, weight, equalised, packed, refused);
 }
 
 inline cudaError_t unpack_weight_tiles(const ProductShape& shape, const uint8_t* packed,

@@ -29,7 +29,7 @@ struct TileShape {
   static constexpr int kRowGroups = kAllRowTiles / kRowGroup;
   static_assert(kAllPanels % kPanelGroup == 0 && kAllRowTiles % kRowGroup == 0);
   static constexpr int kThreads = kOutputWarps * kRowWarps * kWarp;
-  static constexpr int kTickets = 1;  // of a tile, see tile_results.cuh
+  static constexpr int kTickets = 1;  // of a tile, see ProductWork
   static constexpr int kSums = kPanels * kRowTiles * 4;  // of a thread
   static constexpr int kUnrolledSteps = kSums < 48 ? kChunkSteps : 1;  // as registers allow it
 };
@@ -42,12 +42,16 @@ struct Stage {
   float row_scales[Tile::kAllRowTiles][kRowsOfTile];
   uint8_t weight_exponents[Tile::kAllPanels][kOutputs];
 
-  // What a lane gives the address of for load_matrices, of eight outputs or rows: both halves of the
-  // channels of the upper digit, then of the lower one.
-  __device__ __forceinline__ const void* weight_line(int panel, int step, int eight,
+  // What a lane gives the address of for load_matrices, which then are in multiply_add's order:
+  // both eights of outputs of the first half of the channels, then of the second.
+  __device__ __forceinline__ const void* weight_line(int panel, int step, int digit,
                                                      int lane) const {
-    return &weights[panel / kPanelGroup][step][panel % kPanelGroup][eight][lane];
+    const int matrix = digit * 2 + lane / 16;
+    const auto& tile = weights[panel / kPanelGroup][step][panel % kPanelGroup];
+    return &tile[lane / 8 % 2][matrix * kRowsOfTile + lane % 8];
   }
+
+  // The same of rows: both halves of the channels of the upper digit, then of the lower one.
   __device__ __forceinline__ const void* row_line(int tile, int step, int lane) const {
     return &rows[tile / Tile::kRowGroup][step][tile % Tile::kRowGroup][lane];
   }
@@ -69,7 +73,7 @@ struct ProductWork {
   const uint8_t* digits;
   float* partials;        // [splits, rows, outputs]; not used if splits is 1
   int32_t* counters;      // zeros, Tile::kTickets for each tile; not used if splits is 1
-  float* pending;         // see PendingSums; not used if each part has one segment
+  float* pending;         // see PendingSums and PendingOfLane; not used if none is left there
   ProductResult result;
 };
 

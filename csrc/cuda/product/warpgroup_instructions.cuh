@@ -1,5 +1,5 @@
-// The product of 8-bit integers that four warps make together of 64 outputs of a weight and many rows,
-// both of which are in shared memory.
+// The product of 8-bit integers that four warps make together of 64 outputs of a weight and many
+// rows, both of which are in shared memory.
 #pragma once
 
 #include "cuda/primitives/warpgroup.cuh"
@@ -7,8 +7,8 @@
 
 namespace vllm_fork {
 
-// Says where a digit of eights of outputs or rows lies in shared memory, one tile of digit_tiles.cuh
-// behind the other.
+// Says where a digit of eights of outputs or rows lies in shared memory, one tile of
+// digit_tiles.cuh behind the other.
 __device__ __forceinline__ uint64_t digit_at(unsigned int sixteens, int digit) {
   const auto behind = static_cast<unsigned int>(digit * kRowTile / 2 / kMatrixBytes);
   return matrices(sixteens + behind, kMatrix, kRowTile);
@@ -17,8 +17,8 @@ __device__ __forceinline__ uint64_t digit_at(unsigned int sixteens, int digit) {
 }  // namespace vllm_fork
 
 // sums (+)= weight * rows of a step: of 64 outputs each warp has 16; the rows of 12 or 16 tiles. A
-// lane's sums are those of as many calls of multiply_add of matrix_instructions.cuh. With !kAdds there
-// is nothing before.
+// lane's sums are those of as many calls of multiply_add of matrix_instructions.cuh. With !kAdds
+// there is nothing before.
 #if defined(VLLM_FORK_EMULATE_CUDA)
 
 namespace vllm_fork {

@@ -1,5 +1,6 @@
-// The thread that brings the digits of a product to shared memory, some steps ahead of the warpgroups
-// that multiply them. What it copies is the same for a whole warp, as the instruction wants it.
+// The thread that brings the digits of a product to shared memory, some steps ahead of the
+// warpgroups that multiply them. What it copies is the same for a whole warp, as the instruction
+// wants it.
 #pragma once
 
 #include "cuda/primitives/bulk_copy.cuh"
@@ -7,7 +8,7 @@
 
 namespace vllm_fork {
 
-// Groups of panels or of tiles of rows, kGroups at most, of each of which kBytes are copied at once.
+// Groups of panels or of tiles of rows, kGroups at most; of each, kBytes are copied at once.
 template <int kGroups, int kBytes>
 struct CopiedGroups {
   const uint8_t* from;  // of the first group

@@ -1,4 +1,5 @@
-// Tiles of a product that warpgroups compute, and what a block of threads keeps of one in shared memory.
+// Tiles of a product that warpgroups compute, and what a block of threads keeps of one in shared
+// memory.
 #pragma once
 
 #include "cuda/primitives/phase_barrier.cuh"
@@ -14,7 +15,7 @@ struct WarpgroupTile {
   static constexpr int kGroups = 2;
   static constexpr int kRowTiles = kRowTiles_;
   static constexpr int kRowWarps = 1;
-  static constexpr int kPanels = 1;  // of a warp
+  static constexpr int kPanels = 1;         // of a warp
   static constexpr int kStages = kStages_;  // steps in shared memory
   static constexpr int kAllPanels = kGroups * kWarpgroup / kWarp;
   static constexpr int kAllRowTiles = kRowTiles;
@@ -26,7 +27,7 @@ struct WarpgroupTile {
   static constexpr int kMultiplying = kGroups * kWarpgroup;    // threads
   static constexpr int kThreads = kMultiplying + kWarpgroup;
   static constexpr int kResident = 1;
-  static constexpr int kTickets = kWarps;  // of a tile, see tile_results.cuh
+  static constexpr int kTickets = kWarps;                // of a tile, see ProductWork
   static constexpr int kSums = kPanels * kRowTiles * 4;  // of a thread
 };
 

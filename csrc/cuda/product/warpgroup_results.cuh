@@ -1,5 +1,5 @@
-// From the sums of warpgroups to numbers of the result. Each warp writes those of its 16 outputs, and
-// waits for no other one.
+// From the sums of warpgroups to numbers of the result. Each warp writes those of its 16 outputs,
+// and waits for no other one.
 #pragma once
 
 #include "cuda/primitives/tickets.cuh"
@@ -76,8 +76,8 @@ struct WarpgroupResults {
       if (row >= work.rows) return;
       float octet[kOctet];
       read_octet(&values[t][line * kWarp + row_of_tile / 2 * kOctet], kOctet, octet);
-      action(OctetPlace{row * work.outputs + output, static_cast<int>(least(left, int64_t{kOctet}))},
-             octet);
+      const auto count = static_cast<int>(least(left, int64_t{kOctet}));
+      action(OctetPlace{row * work.outputs + output, count}, octet);
     }
   }
 

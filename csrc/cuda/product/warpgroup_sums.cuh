@@ -1,7 +1,7 @@
 // A warpgroup's sums of a tile of a product: docs/numerics/products.md, sections 5 and 6.
 //
-// It waits for the digits, but never for the other warpgroup: while one of them makes float32 numbers
-// of the integers of a block, tensor cores multiply for the other.
+// It waits for the digits, but never for the other warpgroup: while one of them makes float32
+// numbers of the integers of a block, tensor cores multiply for the other.
 #pragma once
 
 #include "cuda/primitives/registers.cuh"
@@ -11,8 +11,8 @@
 
 namespace vllm_fork {
 
-// A lane's sums that wait for those of later segments: in shared memory, and those of the last level
-// in global memory, a tile of them for each block of threads.
+// A lane's sums that wait for those of later segments: in shared memory, and those of the last
+// level in global memory, a tile of them for each block of threads.
 template <class Tile>
 struct PendingOfLane {
   WarpgroupMemory<Tile>& memory;
@@ -28,7 +28,9 @@ struct PendingOfLane {
   template <typename Use>
   __device__ __forceinline__ void with_level(int level, const Use& use) const {
     if (level == kLevelsInShared) {
-      use([this](int, int row_tile) -> Sums4& { return last_level[row_tile * Tile::kMultiplying]; });
+      use([this](int, int row_tile) -> Sums4& {
+        return last_level[row_tile * Tile::kMultiplying];
+      });
       return;
     }
     auto* own = &memory.pending[level][threadIdx.x / kWarp][0][threadIdx.x % kWarp];

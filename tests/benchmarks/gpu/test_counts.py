@@ -7,22 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.counts import (
-    BEGIN,
-    END,
-    KERNELS,
-    MATRICES,
-    MULTIPROCESSORS,
-    PASSES,
-    SEGMENTS,
-    TILES_OF_ROWS,
-    TIMES,
-    Pass,
-    choose_splits,
-    counted,
-    parts_of_rows,
-)
+from benchmarks.gpu.counts import BEGIN, END, PASSES, TIMES
 from benchmarks.gpu.machine_code import functions_of, properties_of
+from benchmarks.gpu.passes import KERNELS, MATRICES, MULTIPROCESSORS, SEGMENTS, Pass, counted
+from benchmarks.gpu.predictions import TILES_OF_ROWS, choose_splits, parts_of_rows
 from benchmarks.gpu.table import PAGE, markdown
 from tests.kernels.product.emulated_product import EmulatedProduct, Gpu, TensorCores
 

@@ -33,13 +33,18 @@ def packed_for_both(case: Case, gpu: EmulatedProduct) -> tuple[PackedWeight, Pac
 
 
 def assert_products_agree(
-    case: Case, gpu: EmulatedProduct, splits: tuple[int, ...] = (0,), **choices: int
+    case: Case,
+    gpu: EmulatedProduct,
+    splits: tuple[int, ...] = (0,),
+    processors: int = 2,
+    seed: int = 1,
 ) -> None:
     on_cpu, on_gpu = packed_for_both(case, gpu)
     x, bias = case.make_x(), case.make_bias()
     expected = portable_product(x, on_cpu, bias)
     for some in splits:
-        found = gpu.product(x, on_gpu, bias, cores=CORES, splits=some, **choices)
+        choices = {"processors": processors, "splits": some, "seed": seed}
+        found = gpu.product(x, on_gpu, bias, None, cores=CORES, **choices)
         assert_same(found, expected)
 
 
