@@ -65,7 +65,7 @@ class Prediction:
 def parts_of_rows(rows: int) -> list[int]:
     """Return how many rows are multiplied at once, as csrc/cuda/product/product.cuh does."""
     parts = -(-rows // 1536)
-    most = rows if parts == 1 else -(-rows // parts // 192) * 192
+    most = rows if parts == 1 else -(-rows // parts // 256) * 256
     return [min(most, rows - first) for first in range(0, rows, most)]
 
 

@@ -29,10 +29,11 @@ using WarpgroupTileOf128 = WarpgroupTile<16, 6>;
 template <class Tile>
 inline constexpr int64_t kRowsOf = int64_t{Tile::kAllRowTiles} * kRowsOfTile;
 
-inline constexpr int64_t kRowsOfMany = 192;  // whole tiles of some size of each kind
+// Whole tiles of many rows; of warpgroups two, so that fewer multiprocessors idle in the end.
+inline constexpr int64_t kRowsOfMany = 192;
 static_assert(kRowsOfMany % kRowsOf<TileOfMany> == 0);
 static_assert(kRowsOfMany % kRowsOf<TileOfManyBfloat16> == 0);
-static_assert(kRowsOfMany % kRowsOf<WarpgroupTileOf96> == 0);
+inline constexpr int64_t kRowsOfWarpgroups = 2 * kRowsOf<WarpgroupTileOf128>;
 
 constexpr int64_t aligned(int64_t count, int64_t to) { return divide_up(count, to) * to; }
 
@@ -149,9 +150,11 @@ ProductPlan plan_of(const ProductShape& shape, int64_t rows, const Multiprocesso
 
 // Many rows are multiplied in equal parts, whose digits stay in the GPU's second cache while they are
 // read, and take a bounded amount of memory.
-inline int64_t rows_at_once(int64_t rows) {
+inline int64_t rows_at_once(int64_t rows, const Multiprocessors& gpu) {
   if (rows <= kMostRowsAtOnce) return greatest(rows, 1);
-  return aligned(divide_up(rows, divide_up(rows, kMostRowsAtOnce)), kRowsOfMany);
+  const bool is_by_warpgroups = gpu.cores == TensorCores::kInt8Warpgroups;
+  return aligned(divide_up(rows, divide_up(rows, kMostRowsAtOnce)),
+                 is_by_warpgroups ? kRowsOfWarpgroups : kRowsOfMany);
 }
 
 inline ProductPlan plan_on(const ProductShape& shape, int64_t rows, const Multiprocessors& gpu) {
@@ -160,7 +163,7 @@ inline ProductPlan plan_on(const ProductShape& shape, int64_t rows, const Multip
 
 inline int64_t product_workspace(const ProductShape& shape, int64_t rows,
                                  const Multiprocessors& gpu) {
-  const int64_t at_once = rows_at_once(rows);
+  const int64_t at_once = rows_at_once(rows, gpu);
   const int64_t last = rows - (divide_up(rows, at_once) - 1) * at_once;
   return greatest(plan_on(shape, at_once, gpu).bytes(),
                   plan_on(shape, last, gpu).bytes());  // the last ones may be split more
@@ -233,7 +236,7 @@ inline cudaError_t multiply_rows(const ProductShape& shape, const ProductRows& x
                                  const uint8_t* packed, uint8_t* workspace,
                                  const ProductResult& result, const Multiprocessors& gpu,
                                  cudaStream_t stream) {
-  const int64_t at_once = rows_at_once(x.rows);
+  const int64_t at_once = rows_at_once(x.rows, gpu);
   for (int64_t first = 0; first < x.rows; first += at_once) {
     const ProductRows some = some_rows(x, first, at_once);
     const DigitTarget target = digit_target(shape, some.rows, x.equalised, workspace, gpu);

@@ -43,8 +43,9 @@ def assert_products_agree(
     x, bias = case.make_x(), case.make_bias()
     expected = portable_product(x, on_cpu, bias)
     for some in splits:
-        choices = {"processors": processors, "splits": some, "seed": seed}
-        found = gpu.product(x, on_gpu, bias, None, cores=CORES, **choices)
+        found = gpu.product(
+            x, on_gpu, bias, cores=CORES, processors=processors, splits=some, seed=seed
+        )
         assert_same(found, expected)
 
 
