@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/primitives/tickets.cuh"
+#include "cuda/product/octets.cuh"
 #include "cuda/product/product_result.cuh"
 #include "cuda/product/warpgroup_memory.cuh"
 
