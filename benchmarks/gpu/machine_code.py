@@ -185,6 +185,24 @@ def disassembled(source: Path, architecture: str, folder: Path) -> dict[str, Fun
     return functions
 
 
+def value_of(expression: str, header: Path, architecture: str, folder: Path) -> int:
+    """Return the value that a positive constant of C++ has for one architecture.
+
+    Args:
+        expression: of the constant.
+        header: of csrc/cuda, that it needs.
+        architecture: such as sm_90a.
+        folder: for what the compiler writes.
+    """
+    source, result = folder / "value.cu", folder / "value.ptx"
+    source.write_text(f'#include "{header}"\n__device__ char value[{expression}];\n')
+    options = ("-ptx", "-std=c++17", f"-arch={architecture}", f"-I{CSRC}")
+    subprocess.run([str(nvcc()), *options, str(source), "-o", str(result)], check=True)
+    found = re.search(r"\bvalue\[(\d+)\]", result.read_text())
+    assert found, expression
+    return int(found[1])
+
+
 def nvdisasm() -> Path | None:
     """Return the disassembler that Triton brings; None if there is no Triton."""
     try:

@@ -31,6 +31,7 @@ namespace vllm_fork::emulation {
 
 constexpr int kWarpThreads = 32;
 constexpr int kMostThreads = 1024;
+constexpr int kRegisters = 64 * 1024;  // of a block, at most
 constexpr size_t kMostSharedBytes = 99 * 1024;  // of a block, on the GPUs that have least
 constexpr size_t kMostSharedBytesOfHopper = 227 * 1024;
 constexpr size_t kStackBytes = 128 * 1024;      // of a thread
@@ -102,6 +103,7 @@ struct Thread {
   std::source_location place;  // where it waits
   int exchanges = 0;
   std::function<bool()> condition;  // that it waits for
+  int num_registers = 0;
   jmp_buf registers;
   ucontext_t context;
 };
@@ -140,6 +142,7 @@ class Block {
       threads_[i].index = {i % block.x, i / block.x % block.y, i / (block.x * block.y)};
       threads_[i].warp = static_cast<int>(i) / kWarpThreads;
       threads_[i].lane = static_cast<int>(i) % kWarpThreads;
+      threads_[i].num_registers = kRegisters / static_cast<int>(count) / 8 * 8;
       ++warps_[threads_[i].warp].size;
     }
   }
@@ -148,7 +151,7 @@ class Block {
     current_block = this;
     ++num_blocks;
     int warp = 0;
-    while (failure.empty() && (release_conditions(), choose_warp(&warp))) {
+    while (failure.empty() && choose_next(&warp)) {
       run_warp(warp);
       release_warp(warp);
       release_barrier();
@@ -167,6 +170,27 @@ class Block {
   // Lets others run, if the drawn order is such.
   void pause(const std::source_location& place) {
     wait_until([] { return true; }, place);
+  }
+
+  // What is done beside the threads, at some time from now on and in no order.
+  void do_later(std::function<void()> action) { later_.push_back(std::move(action)); }
+
+  // From here on the calling thread has fewer registers, or more, when others have given them back.
+  void keep_registers(int count) {
+    check_registers(count, count <= current_->num_registers);
+    registers_left_ += current_->num_registers - count;
+    current_->num_registers = count;
+  }
+
+  void take_registers(int count, const std::source_location& place) {
+    Thread& self = *current_;
+    check_registers(count, count >= self.num_registers);
+    const int more = count - self.num_registers;
+    while (registers_left_ < more) {
+      wait_until([this, more] { return registers_left_ >= more; }, place);
+    }
+    registers_left_ -= more;
+    self.num_registers = count;
   }
 
   // Each lane gives a value and gets those of all lanes, until it calls again.
@@ -217,6 +241,29 @@ class Block {
       if (threads_[i].state == State::kReady) return true;
     }
     return false;
+  }
+
+  // Whether a warp can go on, if need be when something was done beside the threads.
+  bool choose_next(int* warp) {
+    if (!later_.empty() && random_.below(8) == 0) do_one();
+    for (;; do_one()) {
+      release_conditions();
+      if (choose_warp(warp)) return true;
+      if (later_.empty()) return false;
+    }
+  }
+
+  void do_one() {
+    std::swap(later_[random_.below(later_.size())], later_.back());
+    const std::function<void()> action = std::move(later_.back());
+    later_.pop_back();
+    action();
+  }
+
+  void check_registers(int count, bool is_in_order) {
+    if (count < 24 || count > 256 || count % 8 != 0 || !is_in_order) {
+      fail("A warp cannot have so many registers.");
+    }
   }
 
   // Most often the same again: a warp may be far ahead of the others.
@@ -274,6 +321,7 @@ class Block {
            (thread.state == State::kInWarp ? "warp" : "block") + " come to " +
            describe(thread.place) + ".");
     }
+    if (failure.empty() && !later_.empty()) fail("A block ends before its copies are there.");
     bool is_intact = dynamic_.is_intact();
     size_t bytes = dynamic_.bytes();
     for (auto& [key, memory] : statics_) {
@@ -324,6 +372,8 @@ class Block {
   std::vector<std::pair<const void*, std::unique_ptr<GuardedMemory>>> statics_;
   std::function<void()> kernel_;
   Random random_;
+  std::vector<std::function<void()>> later_;
+  int registers_left_ = 0;
   std::vector<Thread> threads_;
   std::vector<Warp> warps_;
   Thread* current_ = nullptr;

@@ -40,14 +40,14 @@ inline Copies& own_copies() {
   return of_threads[(index.z * size.y + index.y) * size.x + index.x];
 }
 
-inline void check_copy(const void* shared, const void* global, size_t bytes) {
+inline void check_copy(const void* shared, const void* global, size_t bytes, size_t alignment) {
   Block& block = *Block::current_block;
   const auto* first = block.dynamic_memory();
   const auto* byte = static_cast<const std::byte*>(shared);
   const bool is_shared = first <= byte && byte + bytes <= first + block.dynamic_bytes();
   if (!is_shared) block.fail("A copy goes beside the shared memory of the launch.");
   const auto bits = reinterpret_cast<uintptr_t>(shared) | reinterpret_cast<uintptr_t>(global);
-  if (bits % bytes != 0) block.fail("A copy is not aligned to its size.");
+  if (bits % alignment != 0) block.fail("A copy is not aligned to its size.");
 }
 
 inline bool is_made_at_once() {
@@ -56,7 +56,7 @@ inline bool is_made_at_once() {
 }
 
 inline void start_copy(void* shared, const void* global, size_t bytes, bool is_there) {
-  check_copy(shared, global, bytes);
+  check_copy(shared, global, bytes, bytes);
   const Copy copy{shared, is_there ? global : nullptr, bytes};
   if (is_made_at_once()) {
     copy.make();

@@ -6,26 +6,54 @@
 namespace vllm_fork {
 
 struct PhaseBarrier {
-  int32_t counted;
-  int16_t left;   // arrivals, until the phase is over
-  int16_t phase;  // its parity
+  int16_t counted;
+  int16_t left;       // arrivals, until the phase is over
+  int32_t parity : 2;
+  int32_t bytes : 30;  // that are expected and not yet there; below 0 if they come first
 
-  void begin(int arrivals) { *this = {arrivals, static_cast<int16_t>(arrivals), 0}; }
+  void begin(int arrivals) {
+    counted = left = static_cast<int16_t>(arrivals);
+    parity = 0;
+    bytes = 0;
+  }
 
-  void arrive(const Place& place = Place::current()) {
+  void arrive(const Place& place = Place::current()) { arrive_expecting(0, place); }
+
+  void arrive_expecting(int more, const Place& place = Place::current()) {
     emulation::Block& block = *emulation::Block::current_block;
-    if (counted <= 0 || left <= 0 || left > counted) {
-      block.fail("A thread arrives at a barrier that has not begun.");
-    }
-    if (--left == 0) {
-      phase ^= 1;
-      left = static_cast<int16_t>(counted);
-    }
+    check(block);
+    if (left == 0) block.fail("More threads arrive at a barrier than it counts.");
+    bytes += more;
+    --left;
+    end_if_all_is_there();
     block.pause(place);  // others may come in between
   }
 
-  void wait(int parity, const Place& place = Place::current()) {
-    emulation::Block::current_block->wait_until([this, parity] { return phase != parity; }, place);
+  // By a copy.
+  void complete(int some) {
+    check(*emulation::Block::current_block);
+    bytes -= some;
+    end_if_all_is_there();
+  }
+
+  void wait(int awaited, const Place& place = Place::current()) {
+    emulation::Block::current_block->wait_until([this, awaited] { return parity != awaited; },
+                                                place);
+  }
+
+ private:
+  void check(emulation::Block& block) const {
+    constexpr int kMostBytes = (1 << 20) - 1;  // that a barrier counts
+    if (counted <= 0 || left < 0 || left > counted) {
+      block.fail("A thread arrives at a barrier that has not begun.");
+    }
+    if (std::abs(bytes) > kMostBytes) block.fail("A barrier counts too many bytes.");
+  }
+
+  void end_if_all_is_there() {
+    if (left > 0 || bytes != 0) return;
+    parity ^= 1;
+    left = counted;
   }
 };
 

@@ -52,6 +52,18 @@ inline void read_row(uint64_t matrices, int row, int8_t (&bytes)[kStepBytes]) {
   }
 }
 
+// A left operand in shared memory: the warp has 16 rows from `first_row` on.
+struct LeftMatrices {
+  static constexpr bool is_signed = true;
+  uint64_t place;
+  int first_row;
+
+  explicit LeftMatrices(uint64_t matrices)
+      : place(matrices), first_row(Block::current_block->current().warp % 4 * 16) {}
+
+  void read(int row, int8_t (&bytes)[kStepBytes]) const { read_row(place, first_row + row, bytes); }
+};
+
 using Product = std::function<void()>;
 
 // What a thread has asked for: its groups, and what is in none yet.
@@ -128,8 +140,12 @@ void wait_for_products() {
 }
 
 template <int kCount>
-void keep_registers() {}
+void keep_registers() {
+  emulation::Block::current_block->keep_registers(kCount);
+}
 template <int kCount>
-void take_registers() {}
+void take_registers(const Place& place = Place::current()) {
+  emulation::Block::current_block->take_registers(kCount, place);
+}
 
 }  // namespace vllm_fork

@@ -66,6 +66,17 @@ VLLM_FORK_INLINE float add_block_sum(float sum, int32_t high, int32_t mixed, flo
 #endif
 }
 
+// The same with one scale, the product of both; fused, because the term is exact.
+VLLM_FORK_INLINE float add_block_sum(float sum, int32_t high, int32_t mixed, float scale) {
+  const uint32_t wrapped = 256 * static_cast<uint32_t>(high) + static_cast<uint32_t>(mixed);
+  const auto both = static_cast<int32_t>(wrapped);
+#if defined(__CUDA_ARCH__)
+  return fused(__int2float_rn(both), scale, sum);
+#else
+  return fused(static_cast<float>(both), scale, sum);
+#endif
+}
+
 // The same of sums that are float32, whatever the sign of their zeros: no sum is -0. 256 * high is
 // exact, so that the product is rounded once, fused or not.
 VLLM_FORK_INLINE float add_block_sum(float sum, float high, float mixed, float weight_scale,

@@ -20,7 +20,7 @@ struct PromptGroup {
   int first_row;  // of the lane's two in the piece; the second is 8 further on
   int place;      // among the lanes of the same rows
   float cap;
-  StageCursor at;
+  BlockCursor at;
   SeenTokens seen_by_group;
   SeenTokens seen_by_all;  // the rows of the warp
   float largest_factor;    // of them

@@ -34,8 +34,8 @@ struct PromptLoader {
 
   // Copies of a block are on their way while those of the one before are awaited.
   __device__ __forceinline__ void load_all(PromptMemory<kSize>& memory) const {
-    StageCursor at;
-    StageCursor before;
+    BlockCursor at;
+    BlockCursor before;
     bool is_reused = false;
     const int32_t first = seen.first / kBlockTokens;
     for (int32_t block = first; block <= seen.last / kBlockTokens; ++block) {
@@ -54,7 +54,7 @@ struct PromptLoader {
   }
 
  private:
-  static __device__ __forceinline__ void give(PromptMemory<kSize>& memory, StageCursor& at) {
+  static __device__ __forceinline__ void give(PromptMemory<kSize>& memory, BlockCursor& at) {
     show_to_products();
     memory.is_full[at.stage].arrive();
     at.advance();

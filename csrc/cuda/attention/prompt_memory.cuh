@@ -81,15 +81,6 @@ struct PromptMemory {
 };
 
 // Which stage the blocks of tokens take, one after the other.
-struct StageCursor {
-  int stage = 0;
-  int parity = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++stage < kPromptStages) return;
-    stage = 0;
-    parity ^= 1;
-  }
-};
+using BlockCursor = StageCursor<kPromptStages>;
 
 }  // namespace vllm_fork

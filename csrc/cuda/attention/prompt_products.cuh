@@ -20,24 +20,11 @@ using TileProducts = float[kColumnTiles][4];
 
 namespace vllm_fork {
 
-namespace emulation {
-
-struct LeftMatrices {
-  static constexpr bool is_signed = true;
-  uint64_t place;
-  int first_row;  // of the warp
-
-  void read(int row, int8_t (&bytes)[kStepBytes]) const { read_row(place, first_row + row, bytes); }
-};
-
-}  // namespace emulation
-
 template <bool kAdds>
 void multiply_shared(TileSums& sums, uint64_t left, uint64_t right,
                      const Place& place = Place::current()) {
   emulation::exchange(0, place);
-  const int warp = emulation::Block::current_block->current().warp;
-  emulation::ask_for_product(sums, emulation::LeftMatrices{left, warp % 4 * 16}, right, kAdds);
+  emulation::ask_for_product(sums, emulation::LeftMatrices(left), right, kAdds);
 }
 
 template <bool kAdds, bool kIsSigned>

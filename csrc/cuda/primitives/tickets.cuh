@@ -1,4 +1,4 @@
-// Blocks of threads that wait for none but know which of them is the last.
+// Blocks of threads, or warps, that wait for none but know which of them is the last.
 #pragma once
 
 #include "cuda/primitives/device.cuh"
@@ -51,6 +51,20 @@ __device__ __forceinline__ bool is_last_of(int count, int32_t* counter) {
   }
   __syncthreads();
   return is_last;
+}
+
+// The same of a warp, all lanes together.
+__device__ __forceinline__ bool is_last_warp_of(int count, int32_t* counter) {
+  int is_last = 0;
+  __syncwarp();
+  if (threadIdx.x % kWarp == 0) {
+    memory_fence();
+    is_last = add_atomically(counter, int32_t{1}) == count - 1;
+    if (is_last != 0) *counter = 0;
+    memory_fence();
+  }
+  __syncwarp();
+  return __shfl_sync(kAllLanes, is_last, 0) != 0;
 }
 
 }  // namespace vllm_fork

@@ -49,7 +49,7 @@ __device__ __forceinline__ unsigned int sixteens_of(const void* shared) {
   return static_cast<unsigned int>(__cvta_generic_to_shared(shared)) >> 4;
 }
 
-// Makes what the thread has written to shared memory visible to products.
+// Makes what the thread has written to shared memory visible to products and bulk copies.
 __device__ __forceinline__ void show_to_products() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

@@ -7,7 +7,6 @@
 #include "cuda/product/digit_tiles.cuh"
 #include "cuda/product/octets.cuh"
 #include "cuda/product/tile_shape.cuh"
-#include "cuda/product/warpgroup_instructions.cuh"
 
 namespace vllm_fork {
 
@@ -46,43 +45,51 @@ struct RowsOfPieces {
   }
 };
 
-// What a block of threads copies from.
+// What a block of threads copies from: groups of panels and of tiles of rows.
 template <class Tile>
 struct TileSource {
-  static constexpr int kScaleBytes = kRowsOfTile * static_cast<int>(sizeof(float));
-  static constexpr int kScalePieces = kScaleBytes / static_cast<int>(sizeof(Words4));
-  static constexpr int kPieces = Tile::kChunkSteps * kWarp;
-  RowsOfPieces<Tile::kThreads, Tile::kAllPanels, kPieces * kDigits> weights;
-  RowsOfPieces<Tile::kThreads, Tile::kAllPanels, 1> exponents;
-  RowsOfPieces<Tile::kThreads, Tile::kAllRowTiles, kPieces> rows;
-  RowsOfPieces<Tile::kThreads, Tile::kAllRowTiles, kScalePieces> scales;
+  static constexpr int kPiece = sizeof(Words4);
+  static constexpr int kWeightStep = kPanelGroup * kWeightTile;  // bytes, and so on
+  static constexpr int kRowStep = Tile::kRowGroup * kRowTile;
+  static constexpr int kExponents = kPanelGroup * kOutputs;
+  static constexpr int kScales = Tile::kRowGroup * kRowScales;
+  template <int kRows, int kBytes>
+  using Pieces = RowsOfPieces<Tile::kThreads, kRows, kBytes / kPiece>;
+
+  Pieces<Tile::kPanelGroups, Tile::kChunkSteps * kWeightStep> weights;
+  Pieces<Tile::kPanelGroups, kExponents> exponents;
+  Pieces<Tile::kRowGroups, Tile::kChunkSteps * kRowStep> rows;
+  Pieces<Tile::kRowGroups, kScales> scales;
 
   __device__ __forceinline__ TileSource(const ProductWork& work, const TilePlace<Tile>& place)
-      : TileSource(work, work.weight_tiles, work.row_tiles, place) {}
+      : TileSource(work, work.weight_tiles, work.row_tiles,
+                   (work.weight_tiles.panels - place.panel) / kPanelGroup,
+                   (work.row_tiles.tiles - place.row_tile) / Tile::kRowGroup, place) {}
 
   __device__ __forceinline__ TileSource(const ProductWork& work, const WeightTiles& weight,
-                                        const RowTiles& digits, const TilePlace<Tile>& place)
-      : weights(work.weight + weight.tile_at(place.panel, 0), weight.steps * kWeightTile,
-                weight.panels - place.panel),
-        exponents(work.weight + weight.exponents_at(place.panel, 0), weight.blocks * kOutputs,
-                  weight.panels - place.panel),
-        rows(work.digits + digits.tile_at(place.row_tile, 0), digits.steps * kRowTile,
-             digits.tiles - place.row_tile),
-        scales(work.digits + digits.scales_at(place.row_tile, 0), digits.blocks * kScaleBytes,
-               digits.tiles - place.row_tile) {}
+                                        const RowTiles& digits, int64_t panel_groups,
+                                        int64_t row_groups, const TilePlace<Tile>& place)
+      : weights(work.weight + weight.tile_at(place.panel, 0), weight.steps * kWeightStep,
+                panel_groups),
+        exponents(work.weight + weight.exponents_at(place.panel, 0), weight.blocks * kExponents,
+                  panel_groups),
+        rows(work.digits + digits.tile_at(place.row_tile, 0), digits.steps * kRowStep, row_groups),
+        scales(work.digits + digits.scales_at(place.row_tile, 0), digits.blocks * kScales,
+               row_groups) {}
 
   // Steps that a chunk lacks are zeros.
   __device__ __forceinline__ void copy(const ProductWork& work,
                                        const ChunkCursor<Tile::kChunkSteps>& at,
                                        Stage<Tile>& stage) const {
-    const int used = at.steps(work.counts) * kWarp;
-    weights.copy(int64_t{at.step} * kWeightTile, work.weight_tiles.steps * kWeightTile,
-                 used * static_cast<int>(kDigits), stage.weights);
-    rows.copy(int64_t{at.step} * kRowTile, work.row_tiles.steps * kRowTile, used, stage.rows);
+    const int used = at.steps(work.counts);
+    weights.copy(int64_t{at.step} * kWeightStep, work.weight_tiles.steps * kWeightStep,
+                 used * (kWeightStep / kPiece), stage.weights);
+    rows.copy(int64_t{at.step} * kRowStep, work.row_tiles.steps * kRowStep,
+              used * (kRowStep / kPiece), stage.rows);
     if (!at.ends_block(work.counts)) return;
-    exponents.copy(int64_t{at.block} * kOutputs, work.weight_tiles.blocks * kOutputs, 1,
-                   stage.weight_exponents);
-    scales.copy(int64_t{at.block} * kScaleBytes, work.row_tiles.blocks * kScaleBytes, kScalePieces,
+    exponents.copy(int64_t{at.block} * kExponents, work.weight_tiles.blocks * kExponents,
+                   kExponents / kPiece, stage.weight_exponents);
+    scales.copy(int64_t{at.block} * kScales, work.row_tiles.blocks * kScales, kScales / kPiece,
                 stage.row_scales);
   }
 };
@@ -108,7 +115,6 @@ struct ChunkQueue {
   // The current chunk, when it is there for all threads and none reads the one before any more.
   __device__ __forceinline__ const Stage<Tile>& wait() const {
     wait_for_copies<Tile::kStages - 2>();
-    if constexpr (Tile::kByWarpgroup) show_to_products();
     __syncthreads();
     return stages[stage];
   }

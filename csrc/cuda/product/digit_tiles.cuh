@@ -1,23 +1,21 @@
 // Where the digits of a packed weight and of rows of activations lie on a GPU.
 //
-// A tensor core multiplies 16 outputs of a weight with 8 rows in a step of 32 input channels.
-// Digits lie in tiles of a step, in the order in which its instructions take them.
+// A tensor core multiplies 16 outputs of a weight with 8 rows in a step of 32 input channels, a
+// warpgroup many of both. Digits lie in tiles of a step, in matrices of 16 channels of 8 outputs or
+// rows, as ldmatrix takes them and warpgroups find them in shared memory:
 //
-// Of a weight, lane 4 g + q of a warp takes four words of four channels: channels 4 q .. 4 q + 3 of
-// output g and of output g + 8, then those 16 further on, likewise. So a tile is
+//   int8 [2 digits, 2 halves of the step, 8, 16]
 //
-//   int8 [2 digits, 32 lanes, 2 halves of the step, 2, 4]
-//
-// which a warp loads with 16 bytes a lane, one after the other. A tile of rows is four matrices of
-// 16 channels of 8 rows, as ldmatrix takes them and warpgroups find them in shared memory:
-//
-//   int8 [2 digits, 2 halves of the step, 8 rows, 16]
+// is a tile of rows; a tile of a weight is two of these, of 8 outputs each. What belongs to a step
+// of several tiles lies in one piece: of four panels of a weight, and of four tiles of rows where
+// there are more rows than kFewRows.
 //
 // Blocks are filled up with zeros to whole steps.
 //
-// A packed weight is its tiles, uint8 [panels, steps, kWeightTile], and behind them the biased
-// exponents of 2^(8 + e), uint8 [panels, blocks, kPanel]. It is as large as the CPU's, 16 bits a
-// number and one byte for each row of a block, but laid out differently.
+// A packed weight is its tiles, uint8 [groups of panels, steps, kPanelGroup, kWeightTile], and
+// behind them the biased exponents of 2^(8 + e), uint8 [groups of panels, blocks, kPanelGroup,
+// kPanel]. It is as large as the CPU's, 16 bits a number and one byte for each row of a block, but
+// laid out differently, and filled up with zeros to whole groups.
 #pragma once
 
 #include <cstdint>
@@ -33,10 +31,29 @@ inline constexpr int kOctet = 8;                                // input channel
 inline constexpr int kOctetsOfStep = kStep / kOctet;
 inline constexpr int kRowsOfTile = 8;
 inline constexpr int kHalf = kStep / 2;                         // of a step's input channels
-inline constexpr int kWeightTile = 2 * 16 * kStep;              // bytes
 inline constexpr int kRowTile = 2 * kRowsOfTile * kStep;        // bytes
+inline constexpr int kRowScales = kRowsOfTile * 4;              // bytes
+inline constexpr int kWeightTile = 2 * kRowTile;                // bytes
 inline constexpr int kOutputs = static_cast<int>(kPanel);       // of a tile of a weight
-static_assert(kOutputs == 16 && kOctetsOfStep == 4);
+inline constexpr int kPanelGroupBits = 2;
+inline constexpr int kPanelGroup = 1 << kPanelGroupBits;
+inline constexpr int kRowGroupBits = 2;                         // of many rows
+inline constexpr int kFewRows = 64;                             // each tile of so many is a group
+static_assert(kOutputs == 2 * kRowsOfTile && kOctetsOfStep == 4);
+
+// Where eight channels of a row, or of an output, lie in eight such: octet i of a step has channels
+// 8 i and on.
+VLLM_FORK_INLINE int octet_of_tile(int row, int digit, int octet) {
+  const int matrix = digit * 2 + octet / 2;
+  return (matrix * kRowsOfTile + row) * kHalf + octet % 2 * kOctet;
+}
+
+// Where a tile is of those that lie as [groups, steps, 2^group_bits tiles].
+VLLM_FORK_INLINE int64_t place_in_groups(int64_t tile, int64_t step, int64_t steps,
+                                         int group_bits) {
+  const int64_t of_group = tile & ((1 << group_bits) - 1);
+  return (((tile >> group_bits) * steps + step) << group_bits) + of_group;
+}
 
 // A shape in steps. A segment's blocks have kStepsOfBlock steps each, its last has `last_steps`.
 struct StepCounts {
@@ -83,58 +100,60 @@ struct BlockPlace {
 
 // The bytes of a packed weight.
 struct WeightTiles {
-  int64_t panels;
+  int64_t panels;  // of whole groups
   int64_t steps;
   int64_t blocks;
 
   VLLM_FORK_INLINE explicit WeightTiles(const ProductShape& shape)
-      : panels(shape.panels()), steps(StepCounts(shape).steps()), blocks(shape.blocks()) {}
+      : panels(divide_up(shape.panels(), kPanelGroup) * kPanelGroup),
+        steps(StepCounts(shape).steps()),
+        blocks(shape.blocks()) {}
 
   VLLM_FORK_INLINE int64_t tile_at(int64_t panel, int64_t step) const {
-    return (panel * steps + step) * kWeightTile;
+    return place_in_groups(panel, step, steps, kPanelGroupBits) * kWeightTile;
   }
 
-  // Four channels of an output of a panel, from `channel` of the step on.
-  VLLM_FORK_INLINE int64_t word_at(int64_t panel, int64_t step, int digit, int channel,
-                                   int output) const {
-    const int lane = output % 8 * 4 + channel % kHalf / 4;
-    const int word = channel / kHalf * 2 + output / 8;
-    return tile_at(panel, step) + ((digit * kWarp + lane) * 4 + word) * 4;
+  // Eight channels of an output of a panel.
+  VLLM_FORK_INLINE int64_t octet_at(int64_t panel, int64_t step, int digit, int octet,
+                                    int output) const {
+    return tile_at(panel, step) + output / kRowsOfTile * kRowTile +
+           octet_of_tile(output % kRowsOfTile, digit, octet);
   }
 
   VLLM_FORK_INLINE int64_t exponents_at(int64_t panel, int64_t block) const {
-    return tile_at(panels, 0) + (panel * blocks + block) * kOutputs;
+    return tile_at(panels, 0) + place_in_groups(panel, block, blocks, kPanelGroupBits) * kOutputs;
   }
 
   VLLM_FORK_INLINE int64_t bytes() const { return exponents_at(panels, 0); }
 };
 
-// The bytes of the digits of rows: tiles, uint8 [row tiles, steps, kRowTile], and behind them
-// 2^e of each block, float [row tiles, blocks, kRowsOfTile]; NaN in a block that is out of range.
-// What belongs to rows that the last tile lacks does not matter.
+// The bytes of the digits of rows: tiles, uint8 [groups, steps, tiles of a group, kRowTile], and
+// behind them 2^e of each block, float [groups, blocks, tiles of a group, kRowsOfTile]; NaN in a
+// block that is out of range. What belongs to rows that the last group lacks does not matter.
 struct RowTiles {
-  int64_t tiles;
+  int group_bits;
+  int64_t tiles;  // of whole groups
   int64_t steps;
   int64_t blocks;
 
   VLLM_FORK_INLINE RowTiles(const ProductShape& shape, int64_t rows)
-      : tiles(divide_up(rows, kRowsOfTile)),
+      : group_bits(rows > kFewRows ? kRowGroupBits : 0),
+        tiles(divide_up(rows, kRowsOfTile << group_bits) << group_bits),
         steps(StepCounts(shape).steps()),
         blocks(shape.blocks()) {}
 
   VLLM_FORK_INLINE int64_t tile_at(int64_t tile, int64_t step) const {
-    return (tile * steps + step) * kRowTile;
+    return place_in_groups(tile, step, steps, group_bits) * kRowTile;
   }
 
-  // Eight channels of a row: octet i of a step has channels 8 i and on.
+  // Eight channels of a row.
   VLLM_FORK_INLINE int64_t octet_at(int64_t row, int64_t step, int digit, int octet) const {
-    const int matrix = digit * 2 + octet / 2;
-    const int line = matrix * kRowsOfTile + static_cast<int>(row % kRowsOfTile);
-    return tile_at(row / kRowsOfTile, step) + line * kHalf + octet % 2 * kOctet;
+    return tile_at(row / kRowsOfTile, step) +
+           octet_of_tile(static_cast<int>(row % kRowsOfTile), digit, octet);
   }
 
   VLLM_FORK_INLINE int64_t scales_at(int64_t tile, int64_t block) const {
-    return tile_at(tiles, 0) + (tile * blocks + block) * kRowsOfTile * 4;
+    return tile_at(tiles, 0) + place_in_groups(tile, block, blocks, group_bits) * kRowScales;
   }
 
   VLLM_FORK_INLINE int64_t scale_at(int64_t row, int64_t block) const {

@@ -18,7 +18,6 @@
 #include "cuda/product/tile_shape.cuh"
 #include "cuda/product/tree_sums.cuh"
 #include "cuda/product/warp_sums.cuh"
-#include "cuda/product/warpgroup_instructions.cuh"
 
 namespace vllm_fork {
 
@@ -35,10 +34,8 @@ __device__ __forceinline__ void multiply_part(const ProductWork& work, int part,
   tree.clear();
   for (int segment = 0; segment < work.part_segments;) {
     const Stage<Tile>& stage = queue.wait();
-    ChunkDigits<Tile> weight;
-    block.begin_chunk(stage, warp, weight);
+    block.add_chunk(stage, warp);
     queue.refill(work);
-    block.finish_chunk(weight);
     if (at.ends_block(work.counts)) {
       tree.add_block(block, stage, warp);
       if (at.ends_segment(work.counts)) {
@@ -58,41 +55,16 @@ __device__ __forceinline__ void multiply_part(const ProductWork& work, int part,
   write_sums(work, TilePlace<Tile>(work, part), sums);
 }
 
-// Whether the code that is being compiled can multiply such tiles.
-template <class Tile>
-inline constexpr bool kIsPossible = !Tile::kByWarpgroup || kHasWarpgroups;
-
-// The threads with which a kernel may be launched, which the host can ask for (is_possible): where
-// nothing can be multiplied, too few for any launch, which then fails before it has begun.
-template <class Tile>
-inline constexpr int kMostLaunched = kIsPossible<Tile> ? Tile::kThreads : 1;
-
 // As many blocks of threads as are on the GPU at once share the parts out: so what they need of
 // memory for pending sums is bounded.
 template <class Tile>
-__global__ void __launch_bounds__(kMostLaunched<Tile>, Tile::kResident)
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kResident)
     multiply_rows_kernel(ProductWork work) {
-  if constexpr (!kIsPossible<Tile>) {
-    stop_kernel();
-  } else {
-    const int blocks = static_cast<int>(gridDim.x);
-    for (int part = static_cast<int>(blockIdx.x); part < work.parts; part += blocks) {
-      multiply_part(work, part, dynamic_shared<Stage<Tile>>());
-      __syncthreads();  // before shared memory is written anew
-    }
+  const int blocks = static_cast<int>(gridDim.x);
+  for (int part = static_cast<int>(blockIdx.x); part < work.parts; part += blocks) {
+    multiply_part(work, part, dynamic_shared<Stage<Tile>>());
+    __syncthreads();  // before shared memory is written anew
   }
-}
-
-// Whether the code that the current GPU has got of this library can multiply such tiles. If there is
-// none for it at all, launching a kernel says so.
-template <class Tile>
-bool is_possible() {
-  cudaFuncAttributes attributes{};
-  if (cudaFuncGetAttributes(&attributes, multiply_rows_kernel<Tile>) != cudaSuccess) {
-    cudaGetLastError();  // no later launch is to blame
-    return false;
-  }
-  return attributes.maxThreadsPerBlock >= Tile::kThreads;
 }
 
 }  // namespace vllm_fork

@@ -12,7 +12,8 @@ namespace vllm_fork {
 
 inline constexpr int kPackWarps = 8;
 
-// What a warp packs or unpacks: one block of one output, outputs that the last panel lacks included.
+// What a warp packs or unpacks: one block of one output, outputs that the last group of panels
+// lacks included.
 struct OutputBlock {
   int64_t output;
   BlockPlace place;
@@ -28,15 +29,14 @@ struct OutputBlock {
         lane(static_cast<int>(threadIdx.x) % kWarp),
         octet(lane),
         channels(place.channels - octet * kOctet),
-        is_there(output < shape.panels() * kPanel) {}
+        is_there(output < WeightTiles(shape).panels * kPanel) {}
 
   __device__ __forceinline__ int64_t channel() const { return place.channel + octet * kOctet; }
 
-  // Of four of the lane's eight digits, the first or the last; only if the block has that step.
-  __device__ __forceinline__ int64_t word_at(const WeightTiles& tiles, int digit, int word) const {
-    const int channel = octet % kOctetsOfStep * kOctet + word * 4;
-    return tiles.word_at(output / kPanel, place.step + octet / kOctetsOfStep, digit, channel,
-                         static_cast<int>(output % kPanel));
+  // Where the lane's eight digits lie; only if the block has that step.
+  __device__ __forceinline__ int64_t octet_at(const WeightTiles& tiles, int digit) const {
+    return tiles.octet_at(output / kPanel, place.step + octet / kOctetsOfStep, digit,
+                          octet % kOctetsOfStep, static_cast<int>(output % kPanel));
   }
   __device__ __forceinline__ bool has_step() const { return octet / kOctetsOfStep < place.steps; }
 
@@ -64,12 +64,9 @@ __global__ void __launch_bounds__(kPackWarps* kWarp)
     equalise<1>(equalised, block.channel(), block.channels, values);
   }
   const OctetDigits digits = split_octet<false>(values, kLeastWeightExponent);
-  for (int word = 0; word < 2 && block.has_step(); ++word) {
-    const auto target = [&](int digit) {
-      return reinterpret_cast<uint32_t*>(packed + block.word_at(tiles, digit, word));
-    };
-    *target(0) = digits.high.words[word];
-    *target(1) = digits.low.words[word];
+  if (block.has_step()) {
+    *reinterpret_cast<Words2*>(packed + block.octet_at(tiles, 0)) = digits.high;
+    *reinterpret_cast<Words2*>(packed + block.octet_at(tiles, 1)) = digits.low;
   }
   if (block.lane != 0) return;
   const int32_t word = block_word(digits.exponent, 0, 0);
@@ -88,8 +85,8 @@ __global__ void __launch_bounds__(kPackWarps* kWarp)
   const int32_t exponent = packed[block.exponent_at(tiles)];
   float* target = weight + block.output * shape.inputs + block.channel();
   for (int i = 0; i < kOctet && i < block.channels; ++i) {
-    const int high = static_cast<int8_t>(packed[block.word_at(tiles, 0, i / 4) + i % 4]);
-    const int low = static_cast<int8_t>(packed[block.word_at(tiles, 1, i / 4) + i % 4]);
+    const int high = static_cast<int8_t>(packed[block.octet_at(tiles, 0) + i]);
+    const int low = static_cast<int8_t>(packed[block.octet_at(tiles, 1) + i]);
     const int own = equalised ? equalised[block.channel() + i] : 0;
     target[i] = static_cast<float>(256 * high + low) * power_of_two(exponent - 127 - 8 - own);
   }
@@ -103,8 +100,8 @@ template <typename Number>
 cudaError_t pack_weight_tiles(const ProductShape& shape, const Number* weight,
                               const int8_t* equalised, uint8_t* packed,
                               unsigned long long* refused, cudaStream_t stream) {
-  return launch(pack_grid(shape.panels() * kPanel, shape), dim3(kPackWarps * kWarp), 0, stream,
-                pack_weight_kernel<Number>, shape, weight, equalised, packed, refused);
+  return launch(pack_grid(WeightTiles(shape).panels * kPanel, shape), dim3(kPackWarps * kWarp), 0,
+                stream, pack_weight_kernel<Number>, shape, weight, equalised, packed, refused);
 }
 
 inline cudaError_t unpack_weight_tiles(const ProductShape& shape, const uint8_t* packed,

@@ -8,7 +8,7 @@
 namespace vllm_fork {
 int64_t packed_weight_bytes(const ProductShape& shape) { return WeightTiles(shape).bytes(); }
 
-bool has_warpgroup_products() { return is_possible<TileOfManyWarpgroups>(); }
+bool has_warpgroup_products() { return can_multiply_by_warpgroups<WarpgroupTileOf128>(); }
 
 int64_t product_workspace_bytes(const ProductShape& shape, int64_t rows,
                                 const Multiprocessors& gpu) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/primitives/numbers.cuh"
+#include "cuda/product/multiply_by_warpgroups.cuh"
 #include "cuda/product/multiply_rows.cuh"
 #include "cuda/product/product.h"
 #include "cuda/product/quantise_rows.cuh"
@@ -10,65 +11,106 @@ namespace vllm_fork {
 
 // --- tiles for a number of rows -----------------------------------------------------------------
 // The more rows, the larger the tiles. Few rows wait for memory: what counts is how much of a
-// weight is on its way. Many rows wait for tensor cores and shared memory. Each fits in 99 KiB.
+// weight is on its way. Many rows wait for tensor cores and shared memory. Each fits in 99 KiB, but
+// those of warpgroups in a Hopper's 227.
 template <TensorCores kCores>
-using TileOf8 = TileShape<4, 1, 1, 1, 4, 3, 4, kCores>;
+using TileOf8 = TileShape<4, 1, 1, 1, 4, 3, 4, false, kCores>;
 template <TensorCores kCores>
-using TileOf16 = TileShape<4, 1, 1, 2, 4, 3, 3, kCores>;
+using TileOf16 = TileShape<4, 1, 1, 2, 4, 3, 3, false, kCores>;
 template <TensorCores kCores>
-using TileOf32 = TileShape<4, 1, 1, 4, 4, 3, 3, kCores>;
+using TileOf32 = TileShape<4, 1, 1, 4, 4, 3, 3, false, kCores>;
 template <TensorCores kCores>
-using TileOf64 = TileShape<2, 2, 2, 4, 4, 3, 2, kCores>;
-using TileOfMany = TileShape<4, 2, 2, 6, 2, 3, 1, TensorCores::kInt8>;
-using TileOfManyWarpgroups =
-    TileShape<8, 1, 1, kWarpgroupTiles, 2, 3, 1, TensorCores::kInt8Warpgroups>;
-using TileOfManyBfloat16 = TileShape<4, 2, 2, 4, 2, 3, 1, TensorCores::kBfloat16>;
+using TileOf64 = TileShape<2, 2, 2, 4, 4, 3, 2, false, kCores>;
+using TileOfMany = TileShape<4, 2, 2, 6, 2, 3, 1, true, TensorCores::kInt8>;
+using TileOfManyBfloat16 = TileShape<4, 2, 2, 4, 2, 3, 1, true, TensorCores::kBfloat16>;
+using WarpgroupTileOf96 = WarpgroupTile<12, 8>;
+using WarpgroupTileOf128 = WarpgroupTile<16, 6>;
 
-inline constexpr int64_t kRowsOfMany = 192;  // whole tiles of each
-static_assert(kRowsOfMany % (TileOfMany::kAllRowTiles * kRowsOfTile) == 0);
-static_assert(kRowsOfMany % (TileOfManyWarpgroups::kAllRowTiles * kRowsOfTile) == 0);
-static_assert(kRowsOfMany % (TileOfManyBfloat16::kAllRowTiles * kRowsOfTile) == 0);
+template <class Tile>
+inline constexpr int64_t kRowsOf = int64_t{Tile::kAllRowTiles} * kRowsOfTile;
 
-// Calls function(a TileShape) and returns what it does.
+// Whole tiles of many rows; of warpgroups two, so that fewer multiprocessors idle in the end.
+inline constexpr int64_t kRowsOfMany = 192;
+static_assert(kRowsOfMany % kRowsOf<TileOfMany> == 0);
+static_assert(kRowsOfMany % kRowsOf<TileOfManyBfloat16> == 0);
+inline constexpr int64_t kRowsOfWarpgroups = 2 * kRowsOf<WarpgroupTileOf128>;
+
+constexpr int64_t aligned(int64_t count, int64_t to) { return divide_up(count, to) * to; }
+
+// Calls function(a tile) and returns what it does.
 template <TensorCores kCores, class TileOfMore, typename Function>
 auto with_tile_of(int64_t rows, const Function& function) {
   if (rows <= 8) return function(TileOf8<kCores>());
   if (rows <= 16) return function(TileOf16<kCores>());
   if (rows <= 32) return function(TileOf32<kCores>());
-  if (rows <= 64) return function(TileOf64<kCores>());
+  if (rows <= kFewRows) return function(TileOf64<kCores>());
   return function(TileOfMore());
 }
 
 template <typename Function>
 auto with_tile(int64_t rows, const Multiprocessors& gpu, const Function& function) {
+  using Large = WarpgroupTileOf128;
+  using Small = WarpgroupTileOf96;
   switch (gpu.cores) {
     case TensorCores::kBfloat16:
       return with_tile_of<TensorCores::kBfloat16, TileOfManyBfloat16>(rows, function);
     case TensorCores::kInt8Warpgroups:
-      return with_tile_of<TensorCores::kInt8, TileOfManyWarpgroups>(rows, function);
+      // Those that multiply fewer rows which are not there; if none do, those that read less.
+      return aligned(rows, kRowsOf<Small>) < aligned(rows, kRowsOf<Large>)
+                 ? with_tile_of<TensorCores::kInt8, Small>(rows, function)
+                 : with_tile_of<TensorCores::kInt8, Large>(rows, function);
     default:
       return with_tile_of<TensorCores::kInt8, TileOfMany>(rows, function);
   }
 }
+
+// --- kernels of a tile --------------------------------------------------------------------------
+// The kernel, what it has of shared memory, and the floats of pending sums that a block of threads
+// has in global memory.
+template <class Tile>
+struct KernelOf {
+  static constexpr size_t kSharedBytes = Tile::kStages * sizeof(Stage<Tile>);
+  static constexpr auto kernel() { return multiply_rows_kernel<Tile>; }
+  static constexpr int64_t pending(int64_t part_segments) {
+    return part_segments > 1 ? kPendingLevels * Tile::kSums * Tile::kThreads : 0;
+  }
+};
+
+template <int kRowTiles, int kStages>
+struct KernelOf<WarpgroupTile<kRowTiles, kStages>> {
+  using Tile = WarpgroupTile<kRowTiles, kStages>;
+  static constexpr size_t kSharedBytes = sizeof(WarpgroupMemory<Tile>);
+  static_assert(kSharedBytes <= 227 * 1024);
+  static constexpr auto kernel() { return multiply_by_warpgroups_kernel<Tile>; }
+  static constexpr int64_t pending(int64_t part_segments) {
+    return part_segments > 1 << kLevelsInShared ? Tile::kSums * Tile::kMultiplying : 0;
+  }
+};
 
 // --- sharing out --------------------------------------------------------------------------------
 // Blocks of threads that a multiprocessor has at once.
 template <class Tile>
 int64_t resident_blocks(const Multiprocessors& gpu) {
   constexpr int64_t kReserved = 1152;  // of shared memory, by the driver and for is_last_of
-  constexpr int64_t kBytes = Tile::kStages * static_cast<int64_t>(sizeof(Stage<Tile>)) + kReserved;
+  constexpr int64_t kBytes = static_cast<int64_t>(KernelOf<Tile>::kSharedBytes) + kReserved;
   const int64_t fitting = gpu.shared_bytes / kBytes;
   return fitting < 1 ? 1 : least(fitting, Tile::kResident);
 }
 
-// Into how many parts to split the segments: as long as that makes the whole at least an eighth
-// faster, counted in rounds of as many parts as the GPU computes at once.
+// Into how many parts to split the segments: as long as each doubling makes the whole at least an
+// eighth faster, counted in rounds of as many parts as the GPU computes at once. Parts cost the
+// writing and reading of their sums.
 inline int choose_splits(int64_t tiles, int64_t segments, int64_t at_once) {
   int64_t splits = 1;
+  int64_t eighths = 8;  // 8 and 7, multiplied as often as there are doublings
+  int64_t sevenths = 7;
   for (int64_t more = 2; more <= segments; more *= 2) {
     const int64_t rounds = divide_up(tiles * splits, at_once);
     const int64_t rounds_of_more = divide_up(tiles * more, at_once);
-    if (8 * rounds_of_more * splits < 7 * rounds * more) splits = more;
+    const bool is_faster = eighths * rounds_of_more * splits < sevenths * rounds * more;
+    splits = is_faster ? more : splits;
+    eighths = is_faster ? 8 : eighths * 8;
+    sevenths = is_faster ? 7 : sevenths * 7;
   }
   return static_cast<int>(splits);
 }
@@ -89,7 +131,6 @@ struct ProductPlan {
 };
 
 constexpr int64_t greatest(int64_t a, int64_t b) { return a < b ? b : a; }
-constexpr int64_t aligned(int64_t count, int64_t to) { return divide_up(count, to) * to; }
 
 template <class Tile>
 ProductPlan plan_of(const ProductShape& shape, int64_t rows, const Multiprocessors& gpu) {
@@ -101,18 +142,19 @@ ProductPlan plan_of(const ProductShape& shape, int64_t rows, const Multiprocesso
                                : choose_splits(tiles, shape.segments, at_once);
   plan.blocks = least(tiles * plan.splits, at_once);
   plan.digits_bytes = RowTiles(shape, rows).bytes();
-  plan.counters = plan.splits > 1 ? aligned(tiles, kFour) : 0;
+  plan.counters = plan.splits > 1 ? aligned(tiles * Tile::kTickets, kFour) : 0;
   plan.partials = plan.splits > 1 ? aligned(plan.splits * rows * shape.outputs, kFour) : 0;
-  const bool is_pending = shape.segments > plan.splits;
-  plan.pending = is_pending ? plan.blocks * kPendingLevels * Tile::kSums * Tile::kThreads : 0;
+  plan.pending = plan.blocks * KernelOf<Tile>::pending(shape.segments / plan.splits);
   return plan;
 }
 
 // Many rows are multiplied in equal parts, whose digits stay in the GPU's second cache while they are
 // read, and take a bounded amount of memory.
-inline int64_t rows_at_once(int64_t rows) {
+inline int64_t rows_at_once(int64_t rows, const Multiprocessors& gpu) {
   if (rows <= kMostRowsAtOnce) return greatest(rows, 1);
-  return aligned(divide_up(rows, divide_up(rows, kMostRowsAtOnce)), kRowsOfMany);
+  const bool is_by_warpgroups = gpu.cores == TensorCores::kInt8Warpgroups;
+  return aligned(divide_up(rows, divide_up(rows, kMostRowsAtOnce)),
+                 is_by_warpgroups ? kRowsOfWarpgroups : kRowsOfMany);
 }
 
 inline ProductPlan plan_on(const ProductShape& shape, int64_t rows, const Multiprocessors& gpu) {
@@ -121,7 +163,7 @@ inline ProductPlan plan_on(const ProductShape& shape, int64_t rows, const Multip
 
 inline int64_t product_workspace(const ProductShape& shape, int64_t rows,
                                  const Multiprocessors& gpu) {
-  const int64_t at_once = rows_at_once(rows);
+  const int64_t at_once = rows_at_once(rows, gpu);
   const int64_t last = rows - (divide_up(rows, at_once) - 1) * at_once;
   return greatest(plan_on(shape, at_once, gpu).bytes(),
                   plan_on(shape, last, gpu).bytes());  // the last ones may be split more
@@ -165,7 +207,7 @@ cudaError_t multiply(const ProductShape& shape, int64_t rows, const uint8_t* pac
       result,
   };
   return launch(dim3(static_cast<unsigned int>(plan.blocks)), dim3(Tile::kThreads),
-                Tile::kStages * sizeof(Stage<Tile>), stream, multiply_rows_kernel<Tile>, work);
+                KernelOf<Tile>::kSharedBytes, stream, KernelOf<Tile>::kernel(), work);
 }
 
 // The rows from `first` on, `count` at most.
@@ -194,7 +236,7 @@ inline cudaError_t multiply_rows(const ProductShape& shape, const ProductRows& x
                                  const uint8_t* packed, uint8_t* workspace,
                                  const ProductResult& result, const Multiprocessors& gpu,
                                  cudaStream_t stream) {
-  const int64_t at_once = rows_at_once(x.rows);
+  const int64_t at_once = rows_at_once(x.rows, gpu);
   for (int64_t first = 0; first < x.rows; first += at_once) {
     const ProductRows some = some_rows(x, first, at_once);
     const DigitTarget target = digit_target(shape, some.rows, x.equalised, workspace, gpu);

@@ -19,7 +19,7 @@ struct TileSums {
   __device__ __forceinline__ void take(const Sums<Tile, float>& sums,
                                        const WarpPlace<Tile>& warp) {
     for_each_sum<Tile>([&](int p, int t, int i) {
-      const int row = (warp.row_tile + t) * kRowsOfTile + warp.row(i);
+      const int row = warp.row_tile(t) * kRowsOfTile + warp.row(i);
       values[row][(warp.panel + p) * kOutputs + warp.output(i)] = sums[p][t][i];
     });
   }

@@ -28,9 +28,13 @@ struct PendingSums {
     own = reinterpret_cast<Sums4*>(all + int64_t{blockIdx.x} * kOfBlock) + threadIdx.x;
   }
 
-  __device__ __forceinline__ Sums4& at(int level, int panel, int row_tile) const {
-    const int i = (level * Tile::kPanels + panel) * Tile::kRowTiles + row_tile;
-    return own[i * Tile::kThreads];
+  // Calls use(a function that returns the place of a panel and a tile of rows).
+  template <typename Use>
+  __device__ __forceinline__ void with_level(int level, const Use& use) const {
+    use([this, level](int panel, int row_tile) -> Sums4& {
+      const int i = (level * Tile::kPanels + panel) * Tile::kRowTiles + row_tile;
+      return own[i * Tile::kThreads];
+    });
   }
 };
 
@@ -48,30 +52,35 @@ struct TreeSums {
                                             const WarpPlace<Tile>& warp) {
     for_each_sum<Tile>([&](int p, int t, int i) {
       const int32_t exponent = stage.weight_exponents[warp.panel + p][warp.output(i)];
-      const float row_scale = stage.row_scales[warp.row_tile + t][warp.row(i)];
+      const float row_scale = stage.row_scales[warp.row_tile(t)][warp.row(i)];
       own[p][t][i] = add_block_sum(own[p][t][i], block.high[p][t][i], block.mixed[p][t][i],
                                    float_of(scale_bits(exponent)), row_scale);
     });
   }
 
   // Leaves the sum for later if a segment of the same subtree is still to come.
-  __device__ __forceinline__ void end_segment(int segment, int segments,
-                                              const PendingSums<Tile>& pending) {
+  template <class Pending>
+  __device__ __forceinline__ void end_segment(int segment, int segments, const Pending& pending) {
     int level = 0;
     for (; segment >> level & 1; ++level) add(pending, level);
     if (segment + 1 == segments) return;
-    for_each_tile<Tile>([&](int p, int t) {
-      const float(&sums)[4] = own[p][t];
-      pending.at(level, p, t) = Sums4{{sums[0], sums[1], sums[2], sums[3]}};
+    pending.with_level(level, [&](const auto& at) {
+      for_each_tile<Tile>([&](int p, int t) {
+        const float(&sums)[4] = own[p][t];
+        at(p, t) = Sums4{{sums[0], sums[1], sums[2], sums[3]}};
+      });
     });
     clear();
   }
 
-  __device__ __forceinline__ void add(const PendingSums<Tile>& pending, int level) {
-    for_each_tile<Tile>([&](int p, int t) {
-      const Sums4 before = pending.at(level, p, t);
+  template <class Pending>
+  __device__ __forceinline__ void add(const Pending& pending, int level) {
+    pending.with_level(level, [&](const auto& at) {
+      for_each_tile<Tile>([&](int p, int t) {
+        const Sums4 before = at(p, t);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) own[p][t][i] = before.values[i] + own[p][t][i];
+        for (int i = 0; i < 4; ++i) own[p][t][i] = before.values[i] + own[p][t][i];
+      });
     });
   }
 };

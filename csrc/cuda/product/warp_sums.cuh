@@ -11,17 +11,20 @@ namespace vllm_fork {
 // of each panel and each tile of rows, outputs g and g + 8 of the rows 2 q and 2 q + 1.
 template <class Tile>
 struct WarpPlace {
-  int panel;     // of the tile's
-  int row_tile;  // of the tile's
+  int panel;           // of the tile's
+  int first_row_tile;  // of the tile's; warps side by side take turns
   int lane;
 
   __device__ __forceinline__ WarpPlace() {
     const int warp = static_cast<int>(threadIdx.x) / kWarp;
     panel = warp / Tile::kRowWarps * Tile::kPanels;
-    row_tile = warp % Tile::kRowWarps * Tile::kRowTiles;
+    first_row_tile = warp % Tile::kRowWarps;
     lane = static_cast<int>(threadIdx.x) % kWarp;
   }
 
+  __device__ __forceinline__ int row_tile(int t) const {
+    return first_row_tile + t * Tile::kRowWarps;
+  }
   __device__ __forceinline__ int output(int i) const { return lane / 4 + i / 2 * 8; }
   __device__ __forceinline__ int row(int i) const { return lane % 4 * 2 + i % 2; }
 };

@@ -1,4 +1,5 @@
-// The product of 8-bit integers that four warps make together for a weight and many rows.
+// The product of 8-bit integers that four warps make together of 64 outputs of a weight and many
+// rows, both of which are in shared memory.
 #pragma once
 
 #include "cuda/primitives/warpgroup.cuh"
@@ -6,55 +7,81 @@
 
 namespace vllm_fork {
 
-inline constexpr int kWarpgroupTiles = 12;  // tiles of 8 rows that are multiplied at once
-
-// Says where digits of rows lie in shared memory: those of the next tile `tile_bytes` behind.
-__device__ __forceinline__ uint64_t row_matrices_at(const void* shared, int tile_bytes) {
-  return matrices(sixteens_of(shared), kRowsOfTile * kHalf, tile_bytes);
+// Says where a digit of eights of outputs or rows lies in shared memory, one tile of
+// digit_tiles.cuh behind the other.
+__device__ __forceinline__ uint64_t digit_at(unsigned int sixteens, int digit) {
+  const auto behind = static_cast<unsigned int>(digit * kRowTile / 2 / kMatrixBytes);
+  return matrices(sixteens + behind, kMatrix, kRowTile);
 }
 
-// sums += a * b for a [64, 32], of which each warp has 16 rows as for multiply_add, and the rows of
-// 12 tiles of digits. A lane's sums are those of 12 calls of multiply_add.
+}  // namespace vllm_fork
+
+// sums (+)= weight * rows of a step: of 64 outputs each warp has 16; the rows of 12 or 16 tiles. A
+// lane's sums are those of as many calls of multiply_add of matrix_instructions.cuh. With !kAdds
+// there is nothing before.
 #if defined(VLLM_FORK_EMULATE_CUDA)
 
-inline void multiply_add(int32_t (&sums)[kWarpgroupTiles][4], const uint32_t (&a)[4],
-                         uint64_t rows, const Place& place = Place::current()) {
-  emulation::ask_for_product(sums, emulation::left_words(a, true, place), rows, true);
+namespace vllm_fork {
+
+template <bool kAdds, int kTiles>
+void multiply_step(int32_t (&sums)[kTiles][4], uint64_t weight, uint64_t rows,
+                   const Place& place = Place::current()) {
+  emulation::exchange(0, place);
+  emulation::ask_for_product(sums, emulation::LeftMatrices(weight), rows, kAdds);
 }
+
+}  // namespace vllm_fork
 
 #else
 
-__device__ __forceinline__ void multiply_add(int32_t (&sums)[kWarpgroupTiles][4],
-                                             const uint32_t (&a)[4], uint64_t rows) {
+#define VLLM_FORK_SUMS_OF(t) \
+  "+r"(sums[t][0]), "+r"(sums[t][1]), "+r"(sums[t][2]), "+r"(sums[t][3])
+#define VLLM_FORK_SUMS_OF_12                                                             \
+  VLLM_FORK_SUMS_OF(0), VLLM_FORK_SUMS_OF(1), VLLM_FORK_SUMS_OF(2), VLLM_FORK_SUMS_OF(3), \
+      VLLM_FORK_SUMS_OF(4), VLLM_FORK_SUMS_OF(5), VLLM_FORK_SUMS_OF(6),                  \
+      VLLM_FORK_SUMS_OF(7), VLLM_FORK_SUMS_OF(8), VLLM_FORK_SUMS_OF(9),                  \
+      VLLM_FORK_SUMS_OF(10), VLLM_FORK_SUMS_OF(11)
+#define VLLM_FORK_NAMES_OF_12                                                      \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "         \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+
+namespace vllm_fork {
+
+template <bool kAdds>
+__device__ __forceinline__ void multiply_step(int32_t (&sums)[12][4], uint64_t weight,
+                                              uint64_t rows) {
   asm volatile(
       "{\n"
       ".reg .pred adds;\n"
-      "setp.eq.u32 adds, 0, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n96k32.s32.s8.s8 {"
-      "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
-      "{%48, %49, %50, %51}, %52, adds;\n"
+      "setp.ne.u32 adds, %50, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n96k32.s32.s8.s8 {" VLLM_FORK_NAMES_OF_12
+      "}, %48, %49, adds;\n"
       "}"
-      : "+r"(sums[0][0]), "+r"(sums[0][1]), "+r"(sums[0][2]),
-        "+r"(sums[0][3]), "+r"(sums[1][0]), "+r"(sums[1][1]),
-        "+r"(sums[1][2]), "+r"(sums[1][3]), "+r"(sums[2][0]),
-        "+r"(sums[2][1]), "+r"(sums[2][2]), "+r"(sums[2][3]),
-        "+r"(sums[3][0]), "+r"(sums[3][1]), "+r"(sums[3][2]),
-        "+r"(sums[3][3]), "+r"(sums[4][0]), "+r"(sums[4][1]),
-        "+r"(sums[4][2]), "+r"(sums[4][3]), "+r"(sums[5][0]),
-        "+r"(sums[5][1]), "+r"(sums[5][2]), "+r"(sums[5][3]),
-        "+r"(sums[6][0]), "+r"(sums[6][1]), "+r"(sums[6][2]),
-        "+r"(sums[6][3]), "+r"(sums[7][0]), "+r"(sums[7][1]),
-        "+r"(sums[7][2]), "+r"(sums[7][3]), "+r"(sums[8][0]),
-        "+r"(sums[8][1]), "+r"(sums[8][2]), "+r"(sums[8][3]),
-        "+r"(sums[9][0]), "+r"(sums[9][1]), "+r"(sums[9][2]),
-        "+r"(sums[9][3]), "+r"(sums[10][0]), "+r"(sums[10][1]),
-        "+r"(sums[10][2]), "+r"(sums[10][3]), "+r"(sums[11][0]),
-        "+r"(sums[11][1]), "+r"(sums[11][2]), "+r"(sums[11][3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
+      : VLLM_FORK_SUMS_OF_12
+      : "l"(weight), "l"(rows), "n"(kAdds ? 1 : 0));
 }
 
-#endif
+template <bool kAdds>
+__device__ __forceinline__ void multiply_step(int32_t (&sums)[16][4], uint64_t weight,
+                                              uint64_t rows) {
+  asm volatile(
+      "{\n"
+      ".reg .pred adds;\n"
+      "setp.ne.u32 adds, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 {" VLLM_FORK_NAMES_OF_12
+      ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+      "}, %64, %65, adds;\n"
+      "}"
+      : VLLM_FORK_SUMS_OF_12, VLLM_FORK_SUMS_OF(12), VLLM_FORK_SUMS_OF(13),
+        VLLM_FORK_SUMS_OF(14), VLLM_FORK_SUMS_OF(15)
+      : "l"(weight), "l"(rows), "n"(kAdds ? 1 : 0));
+}
 
 }  // namespace vllm_fork
+
+#undef VLLM_FORK_NAMES_OF_12
+#undef VLLM_FORK_SUMS_OF_12
+#undef VLLM_FORK_SUMS_OF
+
+#endif

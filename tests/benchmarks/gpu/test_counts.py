@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.counts import BEGIN, END, KERNELS, PASSES, TIMES, Pass, counted
+from benchmarks.gpu.counts import BEGIN, END, PASSES, TIMES
 from benchmarks.gpu.machine_code import functions_of, properties_of
+from benchmarks.gpu.passes import KERNELS, MATRICES, MULTIPROCESSORS, SEGMENTS, Pass, counted
+from benchmarks.gpu.predictions import TILES_OF_ROWS, choose_splits, parts_of_rows
 from benchmarks.gpu.table import PAGE, markdown
+from tests.kernels.product.emulated_product import EmulatedProduct, Gpu, TensorCores
 
 WRITTEN = """
 .text._Z4loopv:
@@ -64,15 +68,15 @@ def passes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pass]:
 
 def test_products_are_all_counted(passes: dict[str, Pass]) -> None:
     """A tensor core's instruction has 16 outputs, 8 rows and 32 channels, a warpgroup's 64 rows and
-    64 or 96 columns."""
+    64, 96 or 128 columns."""
     prompt, simple, many, one = (
-        passes[key].operations for key in ("prompt", "simple", "many", "one")
+        passes[key].operations for key in ("prompt", "simple", "128 rows", "one")
     )
     keys, values = 2 * 4 * 4, 4 * 2 * 4
     assert keys + values <= simple["IMMA"] <= keys + values + 8  # and a step that is left over
     keys, values = 4 * 4, 4 * 2 * 2
     assert prompt["IGMMA"] == keys + values
-    assert many["IGMMA"] == 2 * 3
+    assert many["IGMMA"] == passes["96 rows"].operations["IGMMA"] == 8 * 3
     assert one["IMMA"] == 4 * 3
 
 
@@ -80,9 +84,25 @@ def test_a_pass_takes_what_its_busiest_unit_takes(passes: dict[str, Pass]) -> No
     for one in passes.values():
         units = one.units()
         assert one.together() == max(units.values())
-        assert one.together() <= one.apart() <= sum(units.values())
+        assert one.together() <= one.expected() <= one.apart() <= sum(units.values())
         others = sum(one.others.values())
         assert units["issue"] == pytest.approx(one.instructions * one.kernel.warps / 4 + others)
+
+
+def test_products_are_shared_out_as_the_kernels_do_it(tmp_path: Path) -> None:
+    library = EmulatedProduct.compile(tmp_path)
+    gpu = Gpu(MULTIPROCESSORS, 228, TensorCores.INT8_WARPGROUPS)
+    for rows, tile in TILES_OF_ROWS.items():
+        parts = parts_of_rows(rows)
+        for inputs, outputs in MATRICES:
+            plans = library.plans((outputs, inputs, SEGMENTS), rows, gpu)
+            assert [plan.tile for plan in plans] == [(tile, 128)] * len(parts)
+            tiles = [-(-part // tile) * outputs // 128 for part in parts]
+            splits = [choose_splits(count) for count in tiles]
+            assert [plan.splits for plan in plans] == splits
+            assert [plan.parts for plan in plans] == [
+                a * b for a, b in zip(tiles, splits, strict=True)
+            ]
 
 
 def test_prompts_are_within_their_budget(passes: dict[str, Pass]) -> None:

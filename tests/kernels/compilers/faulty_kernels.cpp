@@ -20,6 +20,16 @@ constexpr Kernel kKernels[] = {
     sum_lanes<Fault::kShuffleOfSome>,
     sum_lanes<Fault::kShuffleOfHalf>,
     sum_lanes<Fault::kWriteBeyondDynamic>,
+    copy_opposite<Fault::kNone>,
+    copy_opposite<Fault::kNoWait>,
+    copy_opposite<Fault::kWrongPhase>,
+    copy_opposite<Fault::kFewerBytes>,
+    copy_opposite<Fault::kMoreBytes>,
+    copy_opposite<Fault::kMoreArrivals>,
+    copy_opposite<Fault::kNotAligned>,
+    copy_opposite<Fault::kPartOfAUnit>,
+    copy_opposite<Fault::kCopyBeyond>,
+    copy_opposite<Fault::kNoBeginning>,
 };
 
 }  // namespace

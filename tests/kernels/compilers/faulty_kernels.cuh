@@ -1,6 +1,7 @@
 // Kernels with one fault each, and one without, that test_cuda_on_host.py runs on the CPU.
 #pragma once
 
+#include "cuda/primitives/bulk_copy.cuh"
 #include "cuda/primitives/device.cuh"
 #include "cuda/primitives/matrix_instructions.cuh"
 
@@ -25,6 +26,15 @@ enum class Fault {
   kWriteBeyondDynamic,
   kReadUnwritten,
   kWrongAddress,
+  kNoWait,
+  kWrongPhase,
+  kFewerBytes,
+  kMoreBytes,
+  kMoreArrivals,
+  kNotAligned,
+  kPartOfAUnit,
+  kCopyBeyond,
+  kNoBeginning,
 };
 
 // Each thread writes 10 times the index of the thread opposite, and once more its own.
@@ -64,6 +74,31 @@ __global__ void sum_lanes(int* result) {
   sum = __shfl_sync(kAllLanes, sum, 0);
   sum += __popc(__ballot_sync(kAllLanes, lane % 3 == 0));
   result[threadIdx.x] = sum + __shfl_xor_sync(kAllLanes, lane, 3);
+}
+
+// Copies what the result is at first, in two pieces, and adds to each number that of the thread
+// opposite.
+template <Fault fault>
+__global__ void copy_opposite(int* result) {
+  constexpr int kBytes = kThreads * static_cast<int>(sizeof(int)) / 2;
+  const int i = static_cast<int>(threadIdx.x);
+  const auto* from = reinterpret_cast<const char*>(result);
+  auto* row = dynamic_shared<char>();
+  PhaseBarrier& barrier = block_shared<PhaseBarrier>();
+  if (i == 0 && fault != Fault::kNoBeginning) barrier.begin(1);
+  __syncthreads();
+  if (i == 0) {
+    const int off = fault == Fault::kFewerBytes ? -16 : fault == Fault::kMoreBytes ? 16 : 0;
+    barrier.arrive_expecting(2 * kBytes + off);
+    if (fault == Fault::kMoreArrivals) barrier.arrive();
+    copy_bulk(row, from + (fault == Fault::kNotAligned ? 4 : 0), kBytes, barrier);
+    copy_bulk(row + kBytes + (fault == Fault::kCopyBeyond ? 16 : 0), from + kBytes,
+              fault == Fault::kPartOfAUnit ? kBytes - 8 : kBytes, barrier);
+  }
+  if (fault != Fault::kNoWait) barrier.wait(fault == Fault::kWrongPhase ? 1 : 0);
+  const int opposite = reinterpret_cast<const int*>(row)[kThreads - 1 - i];
+  __syncthreads();
+  result[i] += opposite;
 }
 
 // result [16, 8] += a [16, k] * b [8, k], row by row: 32 bytes, or 16 bfloat16 with float32 sums.

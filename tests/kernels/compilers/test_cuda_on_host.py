@@ -1,6 +1,7 @@
 """The emulation of CUDA on a CPU: kernels give what they should, and faulty ones are found out."""
 
 import ctypes
+import re
 import subprocess
 from pathlib import Path
 
@@ -17,15 +18,30 @@ from tests.kernels.portable_cases import integers
 SOURCE = Path(__file__).with_name("faulty_kernels.cpp")
 THREADS = 96
 SEEDS = range(1, 21)
-EXCHANGE = (
-    *("none", "no barrier before reading", "no barrier before overwriting"),
-    *("barrier of some", "early exit", "write beyond shared", "read unwritten"),
-    "wrong address",
-)
-SUM = ("none", "no warp barrier", "shuffle of some", "shuffle of half", "write beyond dynamic")
+FAULTS = {
+    "exchange": (
+        *("none", "no barrier before reading", "no barrier before overwriting"),
+        *("barrier of some", "early exit", "write beyond shared", "read unwritten"),
+        "wrong address",
+    ),
+    "sum": (
+        "none",
+        "no warp barrier",
+        "shuffle of some",
+        "shuffle of half",
+        "write beyond dynamic",
+    ),
+    "copy": (
+        *("none", "no wait", "wrong phase", "fewer bytes", "more bytes", "more arrivals"),
+        *("not aligned", "part of a unit", "copy beyond", "no beginning"),
+    ),
+}
+KERNELS = [(kernel, fault) for kernel, faults in FAULTS.items() for fault in faults]
+"""In the order of faulty_kernels.cpp."""
 EXPECTED = {
     "exchange": 10 * np.arange(THREADS)[::-1] + np.arange(THREADS),
     "sum": 496 + 11 + (np.arange(THREADS) % 32 ^ 3),
+    "copy": np.full(THREADS, THREADS - 1),
 }
 
 
@@ -38,13 +54,15 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 def run(library: ctypes.CDLL, kernel: str, fault: str, seed: int) -> tuple[str, bool]:
     """What the emulation says is wrong, and whether the result is right."""
-    place = EXCHANGE.index(fault) if kernel == "exchange" else len(EXCHANGE) + SUM.index(fault)
-    result = np.full(THREADS, -7, dtype=np.int32)
+    result = np.arange(-16, THREADS, dtype=np.int32)  # of which a part begins at 16 bytes
+    result = result[-result.ctypes.data % 64 // 4 :][:THREADS]
+    result[:] = np.arange(THREADS)
+    place = KERNELS.index((kernel, fault))
     said = library.run_kernel(place, ctypes.c_void_p(result.ctypes.data), ctypes.c_uint64(seed))
     return said.decode(), bool((result == EXPECTED[kernel]).all())
 
 
-@pytest.mark.parametrize("kernel", ["exchange", "sum"])
+@pytest.mark.parametrize("kernel", FAULTS)
 def test_a_correct_kernel(library: ctypes.CDLL, kernel: str) -> None:
     for seed in SEEDS:
         assert run(library, kernel, "none", seed) == ("", True)
@@ -64,6 +82,15 @@ def test_a_race_shows(library: ctypes.CDLL, kernel: str, fault: str) -> None:
         assert run(library, kernel, fault, seed) == ("", False)
 
 
+@pytest.mark.parametrize("fault", ["no wait", "wrong phase"])
+def test_a_copy_that_is_not_awaited_shows(library: ctypes.CDLL, fault: str) -> None:
+    """By some of the orders; the copy may be there early, or not before the block ends."""
+    found = {run(library, "copy", fault, seed) for seed in SEEDS}
+    assert ("", False) in found
+    for said, _ in found:
+        assert re.match("$|A block ends before its copies|Not all threads of a block come", said)
+
+
 @pytest.mark.parametrize(
     ("kernel", "fault", "sentence"),
     [
@@ -74,6 +101,13 @@ def test_a_race_shows(library: ctypes.CDLL, kernel: str, fault: str) -> None:
         ("exchange", "write beyond shared", "Something was written beside shared memory."),
         ("sum", "write beyond dynamic", "Something was written beside shared memory."),
         ("exchange", "wrong address", "A thread uses a wrong address."),
+        ("copy", "fewer bytes", "Not all threads of a block come to "),
+        ("copy", "more bytes", "Not all threads of a block come to "),
+        ("copy", "more arrivals", "More threads arrive at a barrier than it counts."),
+        ("copy", "not aligned", "A copy is not aligned to its size."),
+        ("copy", "part of a unit", "A copy is not of whole units."),
+        ("copy", "copy beyond", "A copy goes beside the shared memory of the launch."),
+        ("copy", "no beginning", "A thread arrives at a barrier that has not begun."),
     ],
 )
 def test_a_fault_is_named(library: ctypes.CDLL, kernel: str, fault: str, sentence: str) -> None:

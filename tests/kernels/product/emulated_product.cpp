@@ -48,7 +48,9 @@ int64_t workspace_bytes(int64_t outputs, int64_t inputs, int64_t segments, int64
                                  gpu_of(processors, cores, splits));
 }
 
-int64_t rows_multiplied_at_once(int64_t rows) { return rows_at_once(rows); }
+int64_t rows_multiplied_at_once(int64_t rows, int64_t cores) {
+  return rows_at_once(rows, gpu_of(1, cores, 0));
+}
 
 // How some rows, multiplied at once, are shared out: to `found` go the rows and outputs of a tile, the
 // splits, the parts of the work, the blocks of threads, and the floats of pending sums.

@@ -95,7 +95,7 @@ class EmulatedProduct:
             rows: at least 1.
             gpu: not the emulated one.
         """
-        at_once = self.library.rows_multiplied_at_once(ctypes.c_int64(rows))
+        at_once = self.library.rows_multiplied_at_once(*map(ctypes.c_int64, (rows, gpu.cores)))
         counts = [min(at_once, rows - first) for first in range(0, rows, at_once)]
         return [self._plan(shape, count, gpu) for count in counts]
 

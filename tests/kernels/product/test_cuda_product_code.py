@@ -16,12 +16,13 @@ SOURCE = CSRC / "cuda" / "product" / "product.cu"
 ARCHITECTURES = ("80", "86", "89", "90", "90a", "100", "120")
 PRODUCTS = {
     TensorCores.INT8: "IMMA.16832.S8.S8",
-    TensorCores.INT8_WARPGROUPS: "IGMMA.64x96x32.S8.S8",
     TensorCores.BFLOAT16: "HMMA.16816.F32.BF16",
 }
-TILES = {TensorCores.INT8: 5, TensorCores.INT8_WARPGROUPS: 1, TensorCores.BFLOAT16: 5}
-"""Kernels that multiply."""
-WARPGROUP_THREADS = 256
+TILES = {TensorCores.INT8: 5, TensorCores.BFLOAT16: 5}
+"""Kernels of warps that multiply."""
+WARPGROUP_TILES = {12: "IGMMA.64x96x32.S8.S8", 16: "IGMMA.64x128x32.S8.S8"}
+"""Their tiles of eight rows, and what warpgroups multiply these with."""
+WARPGROUP_THREADS = 384
 
 
 def disassembler() -> str:
@@ -60,6 +61,13 @@ def cores_of(kernel: str) -> TensorCores:
     return TensorCores(int(number.group(1)))
 
 
+def tiles_of(kernel: str) -> int:
+    """The tiles of rows of a kernel of warpgroups, the first argument of its WarpgroupTile."""
+    number = re.search(r"13WarpgroupTileILi(\d+)E", kernel)
+    assert number, kernel
+    return int(number.group(1))
+
+
 def most_threads_of(listing: str) -> dict[str, int]:
     """With how many threads each kernel can be launched: what cudaFuncGetAttributes is told."""
     parts = re.split(r"^\.nv\.info\.(\S+)$", listing, flags=re.M)[1:]
@@ -82,18 +90,26 @@ def test_machine_code(tmp_path: Path, architecture: str) -> None:
     kernels = {name: code for name, code in functions.items() if "multiply_rows" in name}
     assert Counter(map(cores_of, kernels)) == TILES
     for name, code in kernels.items():
-        cores = cores_of(name)
-        if cores is TensorCores.INT8_WARPGROUPS:
-            # Elsewhere it only stops, and no launch gets there.
-            is_whole = architecture == "90a"
-            assert threads[name] == (WARPGROUP_THREADS if is_whole else 1)
-            assert ("LDGSTS" in {name.split(".")[0] for name in code}) == is_whole
-            if not is_whole:
-                continue
-        assert {name for name in code if re.match("[HI]G?MMA", name)} == {PRODUCTS[cores]}
+        assert {name for name in code if re.match("[HI]G?MMA", name)} == {PRODUCTS[cores_of(name)]}
         assert any(name.startswith("LDGSTS") and ".128" in name for name in code)
-    for code in functions.values():
+    check_warpgroups(functions, threads, is_whole=architecture == "90a")
+    for kernel, code in functions.items():
         operations = {name.split(".")[0] for name in code}
-        assert not operations & {"FFMA", "LDL", "STL"}
+        fused = set() if "by_warpgroups" in kernel else {"FFMA"}
+        assert not operations & {*fused, "LDL", "STL"}
         assert not [name for name in code if re.match(r"F(ADD|MUL)\S*\.(FTZ|R[MPZ])", name)]
         assert not [name for name in code if re.match(r"MUFU\.(?!RCP$)", name)]  # of indices
+
+
+def check_warpgroups(
+    functions: dict[str, list[str]], threads: dict[str, int], *, is_whole: bool
+) -> None:
+    """Code for sm_90a has all of them; elsewhere they only stop, and no launch gets there."""
+    kernels = {name: code for name, code in functions.items() if "by_warpgroups" in name}
+    assert set(map(tiles_of, kernels)) == set(WARPGROUP_TILES)
+    for name, code in kernels.items():
+        products = {name for name in code if re.match("[HI]G?MMA", name)}
+        operations = {name.split(".")[0] for name in code}
+        assert threads[name] == (WARPGROUP_THREADS if is_whole else 1)
+        assert products == ({WARPGROUP_TILES[tiles_of(name)]} if is_whole else set())
+        assert ("UBLKCP" in operations) == is_whole
