@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -26,6 +27,7 @@ from vllm import SamplingParams
 from vllm.deterministic import attach
 from vllm.deterministic.sampler import PortableSampler
 from vllm.deterministic.self_check import EXPECTED, digests
+from vllm.fork.speculation import DraftChecker
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
@@ -181,6 +183,45 @@ def test_the_sampler_chooses_the_same_and_never_waits(is_cut: bool) -> None:
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(ours, theirs)
     assert waits == []
+
+
+def checked(device: torch.device | str) -> tuple[list[Any], list[str]]:
+    """Return what two requests with two drafts, and one without, choose; and what has waited."""
+    drafts = [2, 0, 2]
+    with emulated_gpu() as gpu:
+        requests = {
+            str(i): SimpleNamespace(sampling_params=one, output_token_ids=[])
+            for i, one in enumerate(PARAMS)
+        }
+        runner: Any = SimpleNamespace(
+            requests=requests,
+            input_batch=SimpleNamespace(req_ids=list(requests)),
+            seq_lens=torch.tensor([7, 12, 90], dtype=torch.int32).to(device),
+            discard_request_mask=SimpleNamespace(np=np.zeros(len(requests), dtype=bool)),
+        )
+        rows = sum(drafts) + len(drafts)
+        logits = torch.randn(rows, 4096, generator=torch.Generator().manual_seed(2)) * 4
+        proposed: Any = SimpleNamespace(
+            num_draft_tokens=drafts,
+            max_spec_len=2,
+            draft_token_ids=torch.stack([logits[0].argmax()] * 4).to(device),
+        )
+        logits, metadata = logits.to(device), _metadata(device, is_cut=True)
+        check = DraftChecker(runner, PortableSampler(runner, Sampler()))
+        gpu.waits.clear()
+        output = check(proposed, None, logits, metadata)
+        waits = list(gpu.waits)
+        return [output.sampled_token_ids.cpu(), *(x.cpu() for x in _logprobs(output))], waits
+
+
+def test_drafts_wait_for_the_tokens_alone() -> None:
+    """The CPU reads the drafts, and at each of two positions what was chosen."""
+    found, waits = checked(GPU)
+    expected, _ = checked("cpu")
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)
+    assert (expected[0][:, 1] >= 0).tolist() == [True, False, False]
+    assert waits == ["aten::_to_copy"] * 3
 
 
 @cache
