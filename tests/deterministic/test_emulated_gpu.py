@@ -247,9 +247,31 @@ def test_an_engine_on_the_kernels_of_a_gpu(emulated_library: Path) -> None:
         *("channel_statistics", "equalising_exponents", "pack_weight", "portable_product"),
         *("portable_digits_product", "portable_norm", "portable_norm_digits", "portable_gated"),
         *("portable_gated_digits", "portable_rotary_table", "portable_rotate", "portable_append"),
-        *("portable_attention", "portable_map", "portable_map_digits", "portable_log_softmax"),
+        *("portable_rotate_append", "portable_attention", "portable_attention_digits"),
+        *("portable_map", "portable_map_digits", "portable_log_softmax"),
         *("portable_argmax", "portable_top_k", "portable_filter", "portable_draw"),
     }
+
+
+LAUNCHES_OF_A_LAYER = [
+    *("portable_norm_digits", "portable_digits_product", "portable_rotate_append"),
+    *("portable_attention_digits", "portable_attention_digits", "portable_digits_product"),
+    *("portable_norm_digits", "portable_digits_product"),
+    *("portable_gated_digits", "portable_digits_product"),
+]
+"""The second one of attention merges the parts of long sequences, or makes digits of what is whole
+already."""
+
+
+@pytest.mark.parametrize("length", [64, 2048])
+def test_a_layer_is_ten_launches(emulated_library: Path, length: int) -> None:
+    sizes = ("--length", str(length))
+    counted = engine(str(emulated_library), "--launches", *sizes)
+    assert counted["answers"] == engine(*sizes)["answers"]
+    (steps,) = counted["launches"]
+    assert {tokens for tokens, _ in steps} >= {1, 2, 16}
+    assert all(launched == LAUNCHES_OF_A_LAYER for _, launched in steps)
+    assert len(LAUNCHES_OF_A_LAYER) == 10
 
 
 def test_steps_can_be_cuda_graphs(emulated_library: Path, tmp_path: Path) -> None:

@@ -53,8 +53,8 @@ struct Restrictions {
   const float* min_p;
 };
 
-// result float [rows, count]; selections [rows, selection_words()]. A row with a temperature that is
-// negative or not finite, or with another number outside of 0..1, becomes NaN.
+// result float [rows, count]; selections [rows, selection_words()]. A row with a temperature that
+// is negative or not finite, or with another number outside of 0..1, becomes NaN.
 cudaError_t launch_portable_filter(const LogitRows& logits, const RowParts& parts,
                                    const Restrictions& restrictions, float* result,
                                    void* selections, cudaStream_t stream);

@@ -207,8 +207,8 @@ struct RowSelection {
     if (threadIdx.x == 0) limits = own;
   }
 
-  // By the last block of the row, once those that `found` is among are in the later bins. What is to
-  // be weighed are the logits that have been counted: then the search begins anew.
+  // By the last block of the row, once the logits with the digits found are in the later bins. What
+  // is to be weighed are the logits that have been counted: then the search begins anew.
   __device__ __forceinline__ void go_on(KeySearch found) {
     found.find_digit(later);
     later.clear();
