@@ -27,40 +27,37 @@ struct Restriction {
 
 __device__ __forceinline__ float removed_logit() { return float_of(kSignBit | kInfinityBits); }
 
-// Writes the scaled logits of a part of which min_p has removed some; what top_k and top_p remove
-// is searched for if `selection` is given.
+// Writes the scaled logits of a part, without those that min_p removes, and begins the search for
+// those that top_k and top_p leave.
 template <typename Number>
 __device__ __forceinline__ void scale_part(const LogitRow<Number>& row, const RowPart& own,
                                            const Restriction& rule, float largest,
                                            RowSelection* selection, int32_t parts, float* z) {
   const bool is_restricted = is_finite(largest);
-  const auto scaled = [&](int64_t i) {
-    const float x = row(i) / rule.temperature;
-    const bool is_kept = !is_restricted || rule.min_p == 0.0f ||
-                         exponential(x - largest) >= rule.min_p;
-    return is_kept ? x : removed_logit();
-  };
-  const bool has_limit = rule.top_k > 0 && rule.top_k < row.count;
-  const Limits limits{has_limit ? rule.top_k : 0, rule.top_p, largest};
-  if (!is_restricted || !(has_limit || limits.weighs())) {
-    own.for_each_index([&](int64_t i) { z[i] = scaled(i); });
-    return;
-  }
+  const bool has_limit = is_restricted && rule.top_k > 0 && rule.top_k < row.count;
+  const bool weighs = is_restricted && rule.top_p < 1.0f;
   BlockBins& bins = block_shared<BlockBins>();
-  bins.clear();
-  own.for_each_index([&](int64_t i) {
-    const float x = scaled(i);
+  if (has_limit || weighs) bins.clear();
+  own.for_each_in_turn([&](int64_t i) {
+    const float scaled = row(i) / rule.temperature;
+    const float probability = is_restricted ? exponential(scaled - largest) : 1.0f;
+    const bool is_kept = probability >= rule.min_p;
+    const float x = is_kept ? scaled : removed_logit();
     z[i] = x;
-    bins.add(digit_of(radix_key(x), kKeyDigits), limits.weight_of(x));
+    if (!(has_limit || weighs)) return;
+    const int64_t weight = weighs && is_kept ? probability_units(probability) : 0;
+    bins.add(digit_of(radix_key(x), kKeyDigits), weight);
   });
+  if (!(has_limit || weighs)) return;
   bins.add_to(selection->first);
-  if (is_last_of(parts, &selection->tickets)) selection->begin(limits);
+  if (!is_last_of(parts, &selection->tickets)) return;
+  selection->begin({has_limit ? rule.top_k : 0, rule.top_p, largest});
 }
 
 // Writes what does not need a search, and begins one for the rows that do. The first of each part
 // is in place 0.
 template <typename Number>
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, kSelectBlocks)
     scale_kernel(LogitRows logits, RowParts parts, Restrictions restrictions,
                  RowSelection* selections, float* result) {
   const LogitRow<Number> row(logits);
@@ -70,12 +67,12 @@ __global__ void __launch_bounds__(kRowThreads)
   const uint64_t first = largest_of(FoundRanks(parts, 0, own.row));
   const float largest = number_of_rank(first);
   if (!rule.is_valid()) {
-    own.for_each_index([&](int64_t i) { z[i] = float_of(kNanBits); });
+    own.for_each_in_turn([&](int64_t i) { z[i] = float_of(kNanBits); });
   } else if (!is_finite(largest)) {
-    own.for_each_index([&](int64_t i) { z[i] = narrow<float>(row(i)); });
+    own.for_each_in_turn([&](int64_t i) { z[i] = narrow<float>(row(i)); });
   } else if (rule.temperature == 0.0f) {
     const int64_t best = index_of(first);
-    own.for_each_index([&](int64_t i) { z[i] = i == best ? row(i) : removed_logit(); });
+    own.for_each_in_turn([&](int64_t i) { z[i] = i == best ? row(i) : removed_logit(); });
   } else {
     scale_part(row, own, rule, largest / rule.temperature, selections + own.row,
                static_cast<int32_t>(parts.count), z);
@@ -83,7 +80,7 @@ __global__ void __launch_bounds__(kRowThreads)
 }
 
 // Removes what the search has left behind: nothing, where there was none.
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, kSelectBlocks)
     remove_kernel(LogitRows scaled, RowParts parts, const RowSelection* selections,
                   float* result) {
   const LogitRow<float> row(scaled);
@@ -92,7 +89,7 @@ __global__ void __launch_bounds__(kRowThreads)
   if (search.equal == 0) return;
   float* z = result + own.row * row.count;
   const int64_t end = search.end_of_ties(row, own);
-  own.for_each_index([&](int64_t i) {
+  own.for_each_in_turn([&](int64_t i) {
     if (!search.keeps(row(i), i, end)) z[i] = removed_logit();
   });
 }

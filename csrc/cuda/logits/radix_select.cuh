@@ -12,6 +12,7 @@
 
 namespace vllm_fork {
 
+constexpr int kSelectBlocks = 1;  // of a multiprocessor, at least: so that no registers are spilled
 constexpr int kBins = 2 * kRowThreads;  // two for a thread
 constexpr int kKeyDigits = 3;           // of 11, 11 and 10 bits
 
@@ -195,31 +196,32 @@ struct RowSelection {
 
   // By the last block of the row, once all logits are in the first bins.
   __device__ __forceinline__ void begin(const Limits& own) {
-    if (own.count > 0) {
-      find_first_digit(KeySearch::by_count(own.count));
-    } else {
-      int64_t sum = 0;
-      for (int bin = static_cast<int>(threadIdx.x); bin < kBins; bin += kRowThreads) {
-        sum += static_cast<int64_t>(first.weights[bin]);
-      }
-      find_first_digit(KeySearch::by_weight(bound_of(block_sum(sum), own.top_p)));
+    int64_t sum = 0;
+    for (int bin = static_cast<int>(threadIdx.x); bin < kBins; bin += kRowThreads) {
+      sum += static_cast<int64_t>(first.weights[bin]);
     }
+    sum = block_sum(sum);
+    find_first_digit(own.count > 0 ? KeySearch::by_count(own.count)
+                                   : KeySearch::by_weight(bound_of(sum, own.top_p)));
     if (threadIdx.x == 0) limits = own;
   }
 
   // By the last block of the row, once the logits with the digits found are in the later bins. What
   // is to be weighed are the logits that have been counted: then the search begins anew.
   __device__ __forceinline__ void go_on(KeySearch found) {
-    found.find_digit(later);
-    later.clear();
-    if (found.digits_left == 0) {
+    const RowBins* bins = &later;
+#pragma unroll 1
+    for (;;) {
+      found.find_digit(*bins);
+      if (found.digits_left > 0) break;
       const int64_t each = limits.weight_of(number_of_radix_key(found.key));
       found.find_ties(each);
-      if (!found.is_by_weight && limits.weighs()) {
-        const int64_t sum = found.weight_above + found.ties * each;
-        return find_first_digit(KeySearch::by_weight(bound_of(sum, limits.top_p)));
-      }
+      if (found.is_by_weight || !limits.weighs()) break;
+      const int64_t sum = found.weight_above + found.ties * each;
+      found = KeySearch::by_weight(bound_of(sum, limits.top_p));
+      bins = &first;
     }
+    later.clear();
     if (threadIdx.x == 0) search = found;
   }
 
@@ -236,7 +238,7 @@ int64_t selection_words() { return sizeof(RowSelection) / sizeof(uint64_t); }
 
 // Finds a digit more of the rows whose search is not at its end.
 template <typename Number>
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, kSelectBlocks)
     find_digit_kernel(LogitRows logits, RowParts parts, RowSelection* selections) {
   const LogitRow<Number> row(logits);
   const RowPart own(row.count, parts);
@@ -246,7 +248,7 @@ __global__ void __launch_bounds__(kRowThreads)
   const Limits limits = selection.limits;
   BlockBins& bins = block_shared<BlockBins>();
   bins.clear();
-  own.for_each_index([&](int64_t i) {
+  own.for_each_in_turn([&](int64_t i) {
     const float x = row(i);
     const uint32_t key = radix_key(x);
     if (search.is_among(key)) bins.add(digit_of(key, search.digits_left), limits.weight_of(x));

@@ -54,6 +54,13 @@ struct RowPart {
   __device__ __forceinline__ void for_each_index(const Use& use) const {
     for (int64_t i = first + threadIdx.x; i < last; i += kRowThreads) use(i);
   }
+
+  // The same, one after the other: of a kernel that needs its registers for more.
+  template <typename Use>
+  __device__ __forceinline__ void for_each_in_turn(const Use& use) const {
+#pragma unroll 1
+    for (int64_t i = first + threadIdx.x; i < last; i += kRowThreads) use(i);
+  }
 };
 
 // Where the parts of a row leave a number each. There are two such places, 0 and 1.

@@ -25,7 +25,7 @@ __device__ __forceinline__ void for_each_index(int64_t count, const Use& use) {
 
 // Finds the first digit.
 template <typename Number>
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, kSelectBlocks)
     begin_top_k_kernel(LogitRows logits, RowParts parts, int64_t k, RowSelection* selections) {
   const LogitRow<Number> row(logits);
   const RowPart own(row.count, parts);
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kRowThreads)
 
 // Writes the ranks of the first k into memory, in no order.
 template <typename Number>
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, kSelectBlocks)
     collect_top_k_kernel(LogitRows logits, RowParts parts, int64_t size,
                          RowSelection* selections, uint64_t* memory) {
   const LogitRow<Number> row(logits);
