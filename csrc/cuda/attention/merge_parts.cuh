@@ -25,23 +25,27 @@ struct MergedRows {
         sequence_at(row, task.sequences, [starts](int64_t s) { return int64_t{starts[s]}; });
     const int64_t behind = starts[sequence + 1] - row;
     const SeenTokens seen = tokens_seen(task.lengths[sequence] - behind, task.window);
-    const int64_t size = task.cache.head_size;
-    for (int64_t head = channel / size; head * size < channel + count; ++head) {
-      merge_head(row, head, seen, static_cast<int32_t>(channel - head * size), count, values);
+    const auto start = static_cast<int32_t>(channel);  // and all else that is of a row
+    const auto size = static_cast<int32_t>(task.cache.head_size);
+#pragma unroll 1
+    for (int32_t head = start / size; head * size < start + count; ++head) {
+      merge_head(row, head, seen, start - head * size, count, values);
     }
   }
 
  private:
-  // Of the elements first.. of a head, which it may not have all: an octet may be of two heads.
-  __device__ __forceinline__ void merge_head(int64_t row, int64_t head, const SeenTokens& seen,
+  // Of the elements first.. of a head, which it may not have all: an octet may be of two heads. Those
+  // that it has are zeros before.
+  __device__ __forceinline__ void merge_head(int64_t row, int32_t head, const SeenTokens& seen,
                                              int32_t first, int count,
                                              float (&values)[kOctet]) const {
     const auto size = static_cast<int32_t>(task.cache.head_size);
-    const auto is_own = [=](int i) { return i < count && first + i >= 0 && first + i < size; };
+    const int32_t end = count < size - first ? count : size - first;
+    const auto is_own = [=](int i) { return i >= -first && i < end; };
     Gathered total;
-    float sums[kOctet] = {};
     bool is_valid = seen.are_valid(task);
-    for (int64_t s = seen.first / kSuperblockTokens; s <= seen.last / kSuperblockTokens; ++s) {
+#pragma unroll 1
+    for (int32_t s = seen.first / kSuperblockTokens; s <= seen.last / kSuperblockTokens; ++s) {
       const Part part(parts, task, splits, row, head, s);
       is_valid = is_valid && part.is_valid();
       const Gathered coming = part.gathered();
@@ -49,7 +53,7 @@ struct MergedRows {
       const Rescaling by = merge(total, coming);
 #pragma unroll
       for (int i = 0; i < kOctet; ++i) {
-        if (is_own(i)) sums[i] = sums[i] * by.kept + part.values[first + i] * by.added;
+        if (is_own(i)) values[i] = values[i] * by.kept + part.values[first + i] * by.added;
       }
     }
     if (task.sinks != nullptr) {
@@ -57,14 +61,16 @@ struct MergedRows {
       is_valid = is_valid && sink.is_valid;
       const float kept = merge(total, sink.gathered).kept;
 #pragma unroll
-      for (int i = 0; i < kOctet; ++i) sums[i] = sums[i] * kept + 0.0f;  // -0 becomes 0
+      for (int i = 0; i < kOctet; ++i) {
+        if (is_own(i)) values[i] = values[i] * kept + 0.0f;  // -0 becomes 0
+      }
     }
     const float sum = is_valid ? total.sum : float_of(kNanBits);
     const int64_t start = (row * task.heads + head) * size + first;
 #pragma unroll
     for (int i = 0; i < kOctet; ++i) {
       if (!is_own(i)) continue;
-      write_number(task.result, task.query.format, start + i, sums[i] / sum);
+      write_number(task.result, task.query.format, start + i, values[i] / sum);
       values[i] = read_number(task.result, task.query.format, start + i);
     }
   }
