@@ -126,7 +126,8 @@ def attention(name: str, sides: Sides) -> Found:
     """Requests that decode, a prompt, and the end of a longer one, in one cache each."""
     shape = SHAPES[name]
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
-    size = shape["hidden_size"] // heads
+    hidden = shape["hidden_size"]
+    size = hidden // heads
     for title, requests in REQUESTS.items():
         lengths, queries = zip(*requests, strict=True)
         keys, values = (sides.numbers(sum(lengths), kv_heads, size, salt=salt) for salt in (11, 12))
@@ -142,6 +143,17 @@ def attention(name: str, sides: Sides) -> Found:
                 f"{title}, window {window}",
                 both(attend, query, (cache, cache_there), (pages, pages_there), *places),
             )
+        weights: Any = [packed(one) for one in sides.numbers(hidden, hidden, salt=13)]
+        product = partial(_product_of_attention, scale=size**-0.5)
+        caches = ((cache, cache_there), (pages, pages_there))
+        yield f"{title}, product", both(product, query, *caches, *places, weights)
+
+
+def _product_of_attention(*arguments: Any, scale: float) -> torch.Tensor:
+    """Multiply results whose digits attention makes."""
+    *others, weight = arguments
+    attended = portable_attention(*others, scale=scale, consumer=weight)
+    return portable_product(attended.flatten(1), weight, dtype=torch.float32)
 
 
 def rows(name: str, sides: Sides) -> Found:

@@ -155,22 +155,21 @@ class PieceOfWork {
   int64_t shared_;  // heads that share one of the cache
 };
 
-Tensor portable_attention(Tensor query, Tensor cache, Tensor pages, Tensor query_starts,
-                          Tensor lengths, double scale, int64_t window, double soft_cap,
-                          std::optional<Tensor> slopes, std::optional<Tensor> sinks) {
+void portable_attention(Tensor query, Tensor cache, Tensor pages, Tensor query_starts,
+                        Tensor lengths, double scale, int64_t window, double soft_cap,
+                        std::optional<Tensor> slopes, std::optional<Tensor> sinks,
+                        Tensor result) {
   const AttentionArguments arguments{query,  cache,    pages,  query_starts, lengths, scale,
-                                     window, soft_cap, slopes, sinks};
+                                     window, soft_cap, slopes, sinks,        result};
   check_attention(arguments);
   const Cache places(cache, query.size(2));
   check_sequences(arguments, places);
-  Tensor result = torch::stable::new_empty(query, {query.size(0), query.size(1), query.size(2)});
   const DefaultFloatEnvironment environment;
   const std::vector<ScoreRule> rules = rules_of(arguments);
   const Pieces pieces(query_starts.const_data_ptr<int32_t>(), pages.size(0), cache.size(1),
                       query.size(1) / cache.size(1));
   const PieceOfWork work(arguments, places, result, rules, pieces);
   for_each_row(pieces.count(), kNumbersPerTask, work);
-  return result;
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
-// The CUDA implementations of portable_append and portable_attention: the torch side of
-// cuda/attention/cache.cu and cuda/attention/attention.cu.
+// The CUDA implementations of portable_append, portable_rotate_append, portable_attention and
+// portable_attention_digits: the torch side of cuda/attention/cache.cu and
+// cuda/attention/attention.cu.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 
@@ -9,6 +10,8 @@
 #include "bindings/cuda_tensor_cores.h"
 #include "bindings/formats.h"
 #include "bindings/portable_checks.h"
+#include "bindings/portable_product_cuda.h"
+#include "bindings/portable_rotation_cuda.h"
 #include "cuda/attention/attention.h"
 #include "portable/attention.h"
 
@@ -16,6 +19,7 @@ namespace vllm_fork {
 namespace {
 
 constexpr const char* kAppend = "portable_append";
+constexpr const char* kRotateAppend = "portable_rotate_append";
 constexpr const char* kAttention = "portable_attention";
 
 TokenRows rows_of(const Tensor& x) {
@@ -37,17 +41,39 @@ void check_alignment(const Tensor& cache) {
         kWord, " bytes.");
 }
 
+AppendTask append_task(const Tensor& keys, const Tensor& values, const Tensor& cache,
+                       const Tensor& slots) {
+  return {rows_of(keys),
+          rows_of(values),
+          pages_of(cache, keys.size(2)),
+          slots.const_data_ptr<int64_t>(),
+          slots.size(0),
+          keys.size(1)};
+}
+
 void portable_append(Tensor keys, Tensor values, Tensor cache, Tensor slots) {
   check_append(keys, values, cache, slots);
   check_devices(kAppend, "keys", keys, {{"values", values}, {"cache", cache}, {"slots", slots}});
   const DeviceGuard guard(keys.get_device_index());
-  const AppendTask task{rows_of(keys),
-                        rows_of(values),
-                        pages_of(cache, keys.size(2)),
-                        slots.const_data_ptr<int64_t>(),
-                        keys.size(0),
-                        keys.size(1)};
-  STD_CUDA_CHECK(launch_portable_append(task, current_stream(keys)));
+  STD_CUDA_CHECK(
+      launch_portable_append(append_task(keys, values, cache, slots), current_stream(keys)));
+}
+
+void portable_rotate_append(Tensor query, Tensor keys, Tensor values, Tensor positions,
+                            Tensor table, bool is_interleaved, Tensor cache, Tensor slots) {
+  check_rotate_append(query, keys, values, positions, table, cache, slots);
+  check_devices(kRotateAppend, "query", query,
+                {{"keys", keys},
+                 {"values", values},
+                 {"positions", positions},
+                 {"table", table},
+                 {"cache", cache},
+                 {"slots", slots}});
+  const DeviceGuard guard(query.get_device_index());
+  STD_CUDA_CHECK(launch_portable_rotate_append(
+      rotation_task(query, positions, table, is_interleaved),
+      rotation_task(keys, positions, table, is_interleaved),
+      append_task(keys, values, cache, slots), current_stream(query)));
 }
 
 const float* floats_of(const std::optional<Tensor>& tensor) {
@@ -60,9 +86,9 @@ bool has_warpgroups(const Tensor& tensor) {
   return tensor_cores_of(major) == TensorCores::kInt8Warpgroups;
 }
 
-PagedAttention task_of(const AttentionArguments& a, const Tensor& result) {
+PagedAttention task_of(const AttentionArguments& a) {
   return {rows_of(a.query),
-          result.data_ptr(),
+          a.result.data_ptr(),
           a.query.size(0),
           a.query.size(1),
           a.cache.size(1),
@@ -80,29 +106,63 @@ PagedAttention task_of(const AttentionArguments& a, const Tensor& result) {
           has_warpgroups(a.query)};
 }
 
-Tensor portable_attention(Tensor query, Tensor cache, Tensor pages, Tensor query_starts,
-                          Tensor lengths, double scale, int64_t window, double soft_cap,
-                          std::optional<Tensor> slopes, std::optional<Tensor> sinks) {
+void check_arguments(const AttentionArguments& a) {
+  check_attention(a);
+  check_alignment(a.cache);
+  check_devices(kAttention, "query", a.query,
+                {{"cache", a.cache},
+                 {"pages", a.pages},
+                 {"query_starts", a.query_starts},
+                 {"lengths", a.lengths},
+                 {"slopes", a.slopes},
+                 {"sinks", a.sinks},
+                 {"result", a.result}});
+}
+
+// The task, and memory for the parts of its queries. The query's GPU is the current one.
+struct SharedAttention {
+  PagedAttention task;
+  int64_t splits;
+  Tensor parts;
+
+  explicit SharedAttention(const AttentionArguments& a)
+      : task(task_of(a)),
+        splits(attention_splits(task)),
+        parts(torch::stable::new_empty(a.query, {attention_part_floats(task, splits)},
+                                       ScalarType::Float)) {}
+};
+
+void portable_attention(Tensor query, Tensor cache, Tensor pages, Tensor query_starts,
+                        Tensor lengths, double scale, int64_t window, double soft_cap,
+                        std::optional<Tensor> slopes, std::optional<Tensor> sinks,
+                        Tensor result) {
   const AttentionArguments arguments{query,  cache,    pages,  query_starts, lengths, scale,
-                                     window, soft_cap, slopes, sinks};
-  check_attention(arguments);
-  check_alignment(cache);
-  check_devices(kAttention, "query", query,
-                {{"cache", cache},
-                 {"pages", pages},
-                 {"query_starts", query_starts},
-                 {"lengths", lengths},
-                 {"slopes", slopes},
-                 {"sinks", sinks}});
+                                     window, soft_cap, slopes, sinks,        result};
+  check_arguments(arguments);
   const DeviceGuard guard(query.get_device_index());
-  Tensor result = torch::stable::new_empty(query, {query.size(0), query.size(1), query.size(2)});
-  const PagedAttention task = task_of(arguments, result);
-  const int64_t splits = attention_splits(task);
-  Tensor parts = torch::stable::new_empty(query, {attention_part_floats(task, splits)},
-                                          ScalarType::Float);
-  STD_CUDA_CHECK(launch_portable_attention(task, splits, parts.mutable_data_ptr<float>(),
+  SharedAttention shared(arguments);
+  STD_CUDA_CHECK(launch_portable_attention(shared.task, shared.splits,
+                                           shared.parts.mutable_data_ptr<float>(),
                                            current_stream(query)));
-  return result;
+}
+
+Tensor portable_attention_digits(Tensor query, Tensor cache, Tensor pages, Tensor query_starts,
+                                 Tensor lengths, double scale, int64_t window, double soft_cap,
+                                 std::optional<Tensor> slopes, std::optional<Tensor> sinks,
+                                 Tensor result, std::optional<Tensor> exponents, int64_t outputs,
+                                 int64_t segments) {
+  const AttentionArguments arguments{query,  cache,    pages,  query_starts, lengths, scale,
+                                     window, soft_cap, slopes, sinks,        result};
+  check_arguments(arguments);
+  const DeviceGuard guard(query.get_device_index());
+  const RowDigits digits =
+      new_digits("portable_attention_digits", query, query.size(0), exponents,
+                 {outputs, query.size(1) * query.size(2), segments});
+  SharedAttention shared(arguments);
+  STD_CUDA_CHECK(launch_portable_attention_digits(shared.task, shared.splits,
+                                                  shared.parts.mutable_data_ptr<float>(),
+                                                  digits.target, current_stream(query)));
+  return digits.memory;
 }
 
 }  // namespace
@@ -110,5 +170,7 @@ Tensor portable_attention(Tensor query, Tensor cache, Tensor pages, Tensor query
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CUDA, library) {
   library.impl("portable_append", TORCH_BOX(&vllm_fork::portable_append));
+  library.impl("portable_rotate_append", TORCH_BOX(&vllm_fork::portable_rotate_append));
   library.impl("portable_attention", TORCH_BOX(&vllm_fork::portable_attention));
+  library.impl("portable_attention_digits", TORCH_BOX(&vllm_fork::portable_attention_digits));
 }

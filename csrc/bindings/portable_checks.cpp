@@ -15,6 +15,7 @@ constexpr const char* kNorm = "portable_norm";
 constexpr const char* kTable = "portable_rotary_table";
 constexpr const char* kRotate = "portable_rotate";
 constexpr const char* kAppend = "portable_append";
+constexpr const char* kRotateAppend = "portable_rotate_append";
 constexpr const char* kAttention = "portable_attention";
 constexpr const char* kTopK = "portable_top_k";
 constexpr const char* kFilter = "portable_filter";
@@ -70,6 +71,29 @@ void check_cache(const char* op, const Tensor& cache, int64_t head_size) {
         ", the bytes of 16 tokens, but is ", cache.size(2), ".");
 }
 
+void check_rotated(const char* op, const char* name, const Tensor& x, const Tensor& positions,
+                   const Tensor& table) {
+  check_heads(op, name, x);
+  check_entries(op, "positions", positions, ScalarType::Long, x.size(0),
+                (std::string("rows of ") + name).c_str());
+  check_matrix(op, "table", table, ScalarType::Float);
+  check(table.size(1) % 2 == 0 && table.size(1) <= x.size(2), op,
+        ": table must have an even number of columns, at most the ", x.size(2),
+        " of a head, but has ", table.size(1), ".");
+}
+
+void check_appended(const char* op, const Tensor& keys, const Tensor& values,
+                    const Tensor& cache) {
+  check_heads(op, "keys", keys);
+  check_heads(op, "values", values);
+  for (int64_t i = 0; i < 3; ++i) {
+    check(keys.size(i) == values.size(i), op, ": values must have the shape of keys.");
+  }
+  check_cache(op, cache, keys.size(2));
+  check(cache.size(1) == keys.size(1), op, ": cache must have the ", keys.size(1),
+        " heads of keys, but has ", cache.size(1), ".");
+}
+
 }  // namespace
 
 Function function_named(const char* op, const std::string& name) {
@@ -112,25 +136,28 @@ void check_rotary_table(const Tensor& frequencies, int64_t positions) {
 }
 
 void check_rotate(const Tensor& x, const Tensor& positions, const Tensor& table) {
-  check_heads(kRotate, "x", x);
-  check_entries(kRotate, "positions", positions, ScalarType::Long, x.size(0), "rows of x");
-  check_matrix(kRotate, "table", table, ScalarType::Float);
-  check(table.size(1) % 2 == 0 && table.size(1) <= x.size(2), kRotate,
-        ": table must have an even number of columns, at most the ", x.size(2),
-        " of a head, but has ", table.size(1), ".");
+  check_rotated(kRotate, "x", x, positions, table);
 }
 
 void check_append(const Tensor& keys, const Tensor& values, const Tensor& cache,
                   const Tensor& slots) {
-  check_heads(kAppend, "keys", keys);
-  check_heads(kAppend, "values", values);
-  for (int64_t i = 0; i < 3; ++i) {
-    check(keys.size(i) == values.size(i), kAppend, ": values must have the shape of keys.");
-  }
-  check_cache(kAppend, cache, keys.size(2));
-  check(cache.size(1) == keys.size(1), kAppend, ": cache must have the ", keys.size(1),
-        " heads of keys, but has ", cache.size(1), ".");
+  check_appended(kAppend, keys, values, cache);
   check_entries(kAppend, "slots", slots, ScalarType::Long, keys.size(0), "tokens of keys");
+}
+
+void check_rotate_append(const Tensor& query, const Tensor& keys, const Tensor& values,
+                         const Tensor& positions, const Tensor& table, const Tensor& cache,
+                         const Tensor& slots) {
+  check_rotated(kRotateAppend, "query", query, positions, table);
+  check_rotated(kRotateAppend, "keys", keys, positions, table);
+  check_dtype(kRotateAppend, "keys", keys, query.scalar_type());
+  check_appended(kRotateAppend, keys, values, cache);
+  check_dtype(kRotateAppend, "slots", slots, ScalarType::Long);
+  check_dim(kRotateAppend, "slots", slots, 1);
+  check_contiguous(kRotateAppend, "slots", slots);
+  check(slots.size(0) <= keys.size(0), kRotateAppend,
+        ": slots must not have more entries than the ", keys.size(0), " tokens of keys, but has ",
+        slots.size(0), ".");
 }
 
 void check_attention(const AttentionArguments& a) {
@@ -152,6 +179,13 @@ void check_attention(const AttentionArguments& a) {
   check(a.window >= 0, kAttention, ": window must not be negative, but is ", a.window, ".");
   check(a.soft_cap == 0.0 || (a.soft_cap >= 0x1p-10 && a.soft_cap <= 0x1p17), kAttention,
         ": soft_cap must be 0 or in 2^-10..2^17, but is ", a.soft_cap, ".");
+  check_heads(kAttention, "result", a.result);
+  check_dtype(kAttention, "result", a.result, a.query.scalar_type());
+  check_contiguous(kAttention, "result", a.result);
+  for (int64_t i = 0; i < 3; ++i) {
+    check(a.result.size(i) == a.query.size(i), kAttention,
+          ": result must have the shape of query.");
+  }
 }
 
 void check_logits(const char* op, const Tensor& logits) {

@@ -25,6 +25,9 @@ void check_rotary_table(const Tensor& frequencies, int64_t positions);
 void check_rotate(const Tensor& x, const Tensor& positions, const Tensor& table);
 void check_append(const Tensor& keys, const Tensor& values, const Tensor& cache,
                   const Tensor& slots);
+void check_rotate_append(const Tensor& query, const Tensor& keys, const Tensor& values,
+                         const Tensor& positions, const Tensor& table, const Tensor& cache,
+                         const Tensor& slots);
 
 struct AttentionArguments {
   const Tensor& query;
@@ -37,6 +40,7 @@ struct AttentionArguments {
   double soft_cap;
   const std::optional<Tensor>& slopes;
   const std::optional<Tensor>& sinks;
+  const Tensor& result;
 };
 
 void check_attention(const AttentionArguments& arguments);

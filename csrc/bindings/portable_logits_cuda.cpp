@@ -30,6 +30,11 @@ struct SharedRows {
   RowParts pointers() const { return {parts, memory.data_ptr()}; }
 };
 
+// For the search of each row's last logit that stays.
+Tensor selections_of(const Tensor& logits) {
+  return torch::stable::new_zeros(logits, {logits.size(0), selection_words()}, ScalarType::Long);
+}
+
 Tensor portable_log_softmax(Tensor logits) {
   check_logits("portable_log_softmax", logits);
   const DeviceGuard guard(logits.get_device_index());
@@ -60,9 +65,12 @@ std::tuple<Tensor, Tensor> portable_top_k(Tensor logits, int64_t k) {
   Tensor values = torch::stable::new_empty(logits, {rows, k}, ScalarType::Float);
   Tensor indices = torch::stable::new_empty(logits, {rows, k}, ScalarType::Long);
   Tensor memory = torch::stable::new_empty(logits, {rows, top_k_words(k)}, ScalarType::Long);
+  const SharedRows shared(logits);
+  const Tensor selections = selections_of(logits);
   STD_CUDA_CHECK(launch_portable_top_k(
-      rows_of(logits), k, values.mutable_data_ptr<float>(), indices.mutable_data_ptr<int64_t>(),
-      static_cast<uint64_t*>(memory.data_ptr()), current_stream(logits)));
+      rows_of(logits), shared.pointers(), k, values.mutable_data_ptr<float>(),
+      indices.mutable_data_ptr<int64_t>(), static_cast<uint64_t*>(memory.data_ptr()),
+      selections.data_ptr(), current_stream(logits)));
   return {values, indices};
 }
 
@@ -80,8 +88,10 @@ Tensor portable_filter(Tensor logits, Tensor temperatures, Tensor top_k, Tensor 
   const Restrictions restrictions{
       temperatures.const_data_ptr<float>(), top_k.const_data_ptr<int32_t>(),
       top_p.const_data_ptr<float>(), min_p.const_data_ptr<float>()};
-  STD_CUDA_CHECK(launch_portable_filter(rows_of(logits), restrictions,
-                                        result.mutable_data_ptr<float>(),
+  const SharedRows shared(logits);
+  const Tensor selections = selections_of(logits);
+  STD_CUDA_CHECK(launch_portable_filter(rows_of(logits), shared.pointers(), restrictions,
+                                        result.mutable_data_ptr<float>(), selections.data_ptr(),
                                         current_stream(logits)));
   return result;
 }

@@ -13,6 +13,7 @@
 #include "bindings/formats.h"
 #include "bindings/portable_checks.h"
 #include "bindings/portable_product_cuda.h"
+#include "bindings/portable_rotation_cuda.h"
 #include "cuda/rows/functions.h"
 #include "cuda/rows/norm.h"
 #include "cuda/rows/rotary.h"
@@ -167,17 +168,7 @@ void portable_rotate(Tensor x, Tensor positions, Tensor table, bool is_interleav
   check_rotate(x, positions, table);
   check_devices("portable_rotate", "x", x, {{"positions", positions}, {"table", table}});
   const DeviceGuard guard(x.get_device_index());
-  const RotationTask task{x.data_ptr(),
-                          format_of(x),
-                          x.size(0),
-                          x.size(1),
-                          x.stride(0),
-                          x.stride(1),
-                          positions.const_data_ptr<int64_t>(),
-                          table.const_data_ptr<float>(),
-                          table.size(0),
-                          table.size(1) / 2,
-                          is_interleaved};
+  const RotationTask task = rotation_task(x, positions, table, is_interleaved);
   STD_CUDA_CHECK(launch_portable_rotate(task, current_stream(x)));
 }
 

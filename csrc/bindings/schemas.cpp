@@ -77,9 +77,16 @@ STABLE_TORCH_LIBRARY(vllm_fork, library) {
   library.def(
       "portable_append(Tensor keys, Tensor values, Tensor(a!) cache, Tensor slots) -> ()");
   library.def(
+      "portable_rotate_append(Tensor(a!) query, Tensor(b!) keys, Tensor values, Tensor positions, "
+      "Tensor table, bool is_interleaved, Tensor(c!) cache, Tensor slots) -> ()");
+  library.def(
       "portable_attention(Tensor query, Tensor cache, Tensor pages, Tensor query_starts, "
-      "Tensor lengths, float scale, int window, float soft_cap, Tensor? slopes, Tensor? sinks) "
-      "-> Tensor");
+      "Tensor lengths, float scale, int window, float soft_cap, Tensor? slopes, Tensor? sinks, "
+      "Tensor(a!) result) -> ()");
+  library.def(
+      "portable_attention_digits(Tensor query, Tensor cache, Tensor pages, Tensor query_starts, "
+      "Tensor lengths, float scale, int window, float soft_cap, Tensor? slopes, Tensor? sinks, "
+      "Tensor(a!) result, Tensor? exponents, int outputs, int segments) -> Tensor");
   library.def("portable_log_softmax(Tensor logits) -> Tensor");
   library.def("portable_argmax(Tensor logits) -> Tensor");
   library.def("portable_top_k(Tensor logits, int k) -> (Tensor, Tensor)");

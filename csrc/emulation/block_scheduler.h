@@ -45,8 +45,9 @@ inline std::string failure;
 // Another seed gives the threads another order.
 inline uint64_t schedule_seed = 1;
 
-// Blocks that have run, and how often their threads have waited for each other: what a test may set to
-// 0 and look at.
+// Launches, blocks that have run, and how often their threads have waited for each other: what a test
+// may set to 0 and look at.
+inline uint64_t num_launches = 0;
 inline uint64_t num_blocks = 0;
 inline uint64_t num_waits = 0;
 

@@ -189,6 +189,7 @@ cudaError_t launch(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t,
   const uint64_t first = random.below(count);
   const AddressCheck check;
   needs = Needs();
+  ++num_launches;
   for (uint64_t i = 0; i < count && failure.empty(); ++i) {
     const uint64_t b = (first + i) % count;
     const dim3 index(b % grid.x, b / grid.x % grid.y, b / (uint64_t{grid.x} * grid.y));

@@ -1,10 +1,12 @@
 """Prints what an engine answers: with a library, its portable operations are emulated CUDA kernels.
 
     python -m tests.deterministic.emulated_engine [LIBRARY] [--captured] [--update FOLDER]
+        [--launches] [--length TOKENS]
 
 The engine's tensors stay on the CPU; --captured lets steps of decoding be replayed. Before it
 answers, it takes the step without requests whose memory vLLM measures on GPUs. It answers again
-with the weights of --update, if there are some.
+with the weights of --update, if there are some. --launches counts those of a layer in each step;
+sequences may have --length tokens.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import Any
 import torch
 
 from tests.deterministic.captured_steps import CapturedSteps
+from tests.deterministic.launches import LayerLaunches
 from tests.emulated_gpu.library import EMULATED, NAMESPACE
 from tests.engines import MODEL
 from vllm import LLM, SamplingParams
@@ -52,13 +55,13 @@ def _digest(logprobs: Any) -> str:
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
-def start(model: str) -> LLM:
-    """Return an engine of a model, in deterministic mode."""
+def start(model: str, length: int) -> LLM:
+    """Return an engine of a model, in deterministic mode, for sequences of some length."""
     return LLM(
         model,
         dtype="bfloat16",
         deterministic=True,
-        max_model_len=64,
+        max_model_len=length,
         max_num_batched_tokens=16,  # the longest prompt comes in two chunks
         max_num_seqs=8,
         kv_cache_memory_bytes=1 << 24,
@@ -98,21 +101,38 @@ def num_replayed(worker: Any) -> int:
     return count
 
 
+def count_launches(worker: Any, library: str) -> None:
+    """Count the launches of the second layer from now on."""
+    worker.launches = LayerLaunches(worker.model_runner.get_model().model.layers[1], library)
+
+
+def counted_launches(worker: Any) -> list[tuple[int, list[str]]]:
+    """Return the tokens of each step, and what was launched."""
+    steps: list[tuple[int, list[str]]] = worker.launches.steps
+    return steps
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("library", nargs="?")
     parser.add_argument("--model", default=str(MODEL))
     parser.add_argument("--captured", action="store_true")
     parser.add_argument("--update")
+    parser.add_argument("--launches", action="store_true")
+    parser.add_argument("--length", type=int, default=64)
     args = parser.parse_args()
     operations: Any = emulated_operations(args.library) if args.library else nullcontext(())
     with operations as called:
-        llm = start(args.model)
+        llm = start(args.model, args.length)
         found: dict[str, Any] = {"rows": llm.collective_rpc(measure)}
         if args.captured:
             llm.collective_rpc(capture)
             answers(llm)
+        if args.launches:
+            llm.collective_rpc(count_launches, args=(args.library,))
         found["answers"] = answers(llm)
+        if args.launches:
+            found["launches"] = llm.collective_rpc(counted_launches)
         if args.update:
             llm.collective_rpc("reload_weights", kwargs={"weights_path": args.update})
             found["updated"] = answers(llm)

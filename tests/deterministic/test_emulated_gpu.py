@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -26,6 +27,7 @@ from vllm import SamplingParams
 from vllm.deterministic import attach
 from vllm.deterministic.sampler import PortableSampler
 from vllm.deterministic.self_check import EXPECTED, digests
+from vllm.fork.speculation import DraftChecker
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
@@ -183,6 +185,45 @@ def test_the_sampler_chooses_the_same_and_never_waits(is_cut: bool) -> None:
     assert waits == []
 
 
+def checked(device: torch.device | str) -> tuple[list[Any], list[str]]:
+    """Return what two requests with two drafts, and one without, choose; and what has waited."""
+    drafts = [2, 0, 2]
+    with emulated_gpu() as gpu:
+        requests = {
+            str(i): SimpleNamespace(sampling_params=one, output_token_ids=[])
+            for i, one in enumerate(PARAMS)
+        }
+        runner: Any = SimpleNamespace(
+            requests=requests,
+            input_batch=SimpleNamespace(req_ids=list(requests)),
+            seq_lens=torch.tensor([7, 12, 90], dtype=torch.int32).to(device),
+            discard_request_mask=SimpleNamespace(np=np.zeros(len(requests), dtype=bool)),
+        )
+        rows = sum(drafts) + len(drafts)
+        logits = torch.randn(rows, 4096, generator=torch.Generator().manual_seed(2)) * 4
+        proposed: Any = SimpleNamespace(
+            num_draft_tokens=drafts,
+            max_spec_len=2,
+            draft_token_ids=torch.stack([logits[0].argmax()] * 4).to(device),
+        )
+        logits, metadata = logits.to(device), _metadata(device, is_cut=True)
+        check = DraftChecker(runner, PortableSampler(runner, Sampler()))
+        gpu.waits.clear()
+        output = check(proposed, None, logits, metadata)
+        waits = list(gpu.waits)
+        return [output.sampled_token_ids.cpu(), *(x.cpu() for x in _logprobs(output))], waits
+
+
+def test_drafts_wait_for_the_tokens_alone() -> None:
+    """The CPU reads the drafts, and at each of two positions what was chosen."""
+    found, waits = checked(GPU)
+    expected, _ = checked("cpu")
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours, theirs)
+    assert (expected[0][:, 1] >= 0).tolist() == [True, False, False]
+    assert waits == ["aten::_to_copy"] * 3
+
+
 @cache
 def engine(*arguments: str) -> dict[str, Any]:
     done = subprocess.run(
@@ -206,9 +247,31 @@ def test_an_engine_on_the_kernels_of_a_gpu(emulated_library: Path) -> None:
         *("channel_statistics", "equalising_exponents", "pack_weight", "portable_product"),
         *("portable_digits_product", "portable_norm", "portable_norm_digits", "portable_gated"),
         *("portable_gated_digits", "portable_rotary_table", "portable_rotate", "portable_append"),
-        *("portable_attention", "portable_map", "portable_map_digits", "portable_log_softmax"),
+        *("portable_rotate_append", "portable_attention", "portable_attention_digits"),
+        *("portable_map", "portable_map_digits", "portable_log_softmax"),
         *("portable_argmax", "portable_top_k", "portable_filter", "portable_draw"),
     }
+
+
+LAUNCHES_OF_A_LAYER = [
+    *("portable_norm_digits", "portable_digits_product", "portable_rotate_append"),
+    *("portable_attention_digits", "portable_attention_digits", "portable_digits_product"),
+    *("portable_norm_digits", "portable_digits_product"),
+    *("portable_gated_digits", "portable_digits_product"),
+]
+"""The second one of attention merges the parts of long sequences, or makes digits of what is whole
+already."""
+
+
+@pytest.mark.parametrize("length", [64, 2048])
+def test_a_layer_is_ten_launches(emulated_library: Path, length: int) -> None:
+    sizes = ("--length", str(length))
+    counted = engine(str(emulated_library), "--launches", *sizes)
+    assert counted["answers"] == engine(*sizes)["answers"]
+    (steps,) = counted["launches"]
+    assert {tokens for tokens, _ in steps} >= {1, 2, 16}
+    assert all(launched == LAUNCHES_OF_A_LAYER for _, launched in steps)
+    assert len(LAUNCHES_OF_A_LAYER) == 10
 
 
 def test_steps_can_be_cuda_graphs(emulated_library: Path, tmp_path: Path) -> None:

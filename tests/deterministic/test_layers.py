@@ -105,8 +105,9 @@ def attention_numbers(backend: Any, **arguments: Any) -> dict[str, Any]:
         layer = Attention(4, 64, 0.1, 2, prefix="layer", attn_backend=backend, **arguments)
         use_portable_layers(nn.Module(), config(layers={"layer": layer}))
     assert type(layer.impl) is PortableAttentionImpl
-    slopes = layer.impl._slopes
-    return vars(layer.impl) | {"_slopes": None if slopes is None else slopes.tolist()}
+    slopes, source = layer.impl._slopes, layer.impl._source
+    compared = {"_slopes": None if slopes is None else slopes.tolist(), "_source": vars(source)}
+    return vars(layer.impl) | compared
 
 
 @pytest.mark.parametrize(

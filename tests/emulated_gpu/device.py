@@ -1,7 +1,8 @@
 """Tensors of a CUDA device on a machine without one, for what PyTorch checks of devices.
 
 Operations on them are the CPU's, and the fork's the emulated CUDA ones. As on a GPU, tensors of two
-devices do not go together, and what waits for the GPU is noted.
+devices do not go together, and what waits for the GPU is noted: reads of its numbers, and copies to
+it, unless they are from pinned memory and asked not to block.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ class EmulatedGpu(TorchDispatchMode):
         _check_devices(name, leaves)
         if name in _WAITS or _copies_to_cpu(name, args, device):
             self.waits.append(name)
+        elif not _pinned.issuperset(_blocking_sources(name, args, kwargs)):
+            self.waits.append(f"{name} to the GPU")
         if name.startswith("vllm_fork::"):
             self.calls[name.removeprefix("vllm_fork::")] += 1
         if device is not None:
@@ -101,10 +104,61 @@ def _copies_to_cpu(name: str, args: tuple[Any, ...], device: torch.device | None
     return name == "aten::_to_copy" and device == CPU
 
 
+_pinned: set[int] = set()
+"""Addresses of memory that is pinned, as far as a GPU that there is not could tell."""
+
+_PAGEABLE = -1
+
+
+def _blocking_sources(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
+    """Return the memory that an operation copies to the GPU while the caller waits, unless it is
+    pinned: `_PAGEABLE` if it waits in any case.
+    """
+    if name in _INDEXING:  # indices that are not on the GPU, or in lists, are moved there
+        return {_PAGEABLE for x in tree_leaves(args[1:]) if _is_on_cpu(x)}
+    if name not in _COPIES:
+        return set()
+    source = args[1] if name == "aten::copy_" else args[0]
+    if not _is_on_cpu(source):
+        return set()
+    is_asynchronous = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
+    return {source.untyped_storage().data_ptr() if is_asynchronous else _PAGEABLE}
+
+
+def _is_on_cpu(x: Any) -> bool:
+    return isinstance(x, torch.Tensor) and not isinstance(x, GpuTensor) and x.dim() > 0
+
+
+@contextmanager
+def _pinning() -> Iterator[None]:
+    """Let vLLM make pinned tensors, which PyTorch refuses without a GPU."""
+    kept: list[torch.Tensor] = []  # so that no other memory gets their addresses
+
+    def pinning(make: Any) -> Any:
+        def call(*arguments: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+            made: torch.Tensor = make(*arguments, **options)
+            if pin_memory:
+                kept.append(made)
+                _pinned.add(made.untyped_storage().data_ptr())
+            return made
+
+        return call
+
+    with (
+        mock.patch("vllm.utils.torch_utils.is_pin_memory_available", return_value=True),
+        mock.patch("torch.tensor", pinning(torch.tensor)),
+        mock.patch("torch.empty", pinning(torch.empty)),
+    ):
+        try:
+            yield
+        finally:
+            _pinned.clear()
+
+
 def _on_gpu(func: Any) -> Any:
-    """Return what computes an operation: one of the fork's is the emulated one."""
+    """Return what computes an operation: the emulated kernel of the fork's, where there is one."""
     namespace, _, name = func._schema.name.partition("::")
-    if namespace != "vllm_fork":
+    if namespace != "vllm_fork" or name not in EMULATED:
         return func
     return getattr(getattr(torch.ops, NAMESPACE), name).default
 
@@ -112,11 +166,7 @@ def _on_gpu(func: Any) -> Any:
 def _check_devices(name: str, leaves: list[Any]) -> None:
     if name in _COPIES:
         return
-    others = [
-        x
-        for x in leaves
-        if isinstance(x, torch.Tensor) and not isinstance(x, GpuTensor) and x.dim() > 0
-    ]
+    others = [x for x in leaves if _is_on_cpu(x)]
     if not others or not any(isinstance(x, GpuTensor) for x in leaves):
         return
     first = next(x for x in leaves if isinstance(x, torch.Tensor))
@@ -163,6 +213,7 @@ def emulated_gpu() -> Iterator[EmulatedGpu]:
         torch.library._scoped_library("vllm_fork", "IMPL") as library,
         mock.patch("torch.cuda._lazy_init"),
         _moves_are_seen(),
+        _pinning(),
         torch.no_grad(),
         EmulatedGpu() as gpu,
     ):

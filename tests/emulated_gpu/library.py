@@ -22,13 +22,14 @@ EMULATED = (
     *("portable_product", "portable_digits_product", "sum_partials", "portable_map"),
     *("portable_map_digits", "portable_gated", "portable_gated_digits", "portable_norm"),
     *("portable_norm_digits", "portable_rotary_table", "portable_rotate", "portable_append"),
-    *("portable_attention", "portable_log_softmax", "portable_argmax", "portable_top_k"),
-    *("portable_filter", "portable_draw"),
+    *("portable_rotate_append", "portable_attention", "portable_attention_digits"),
+    *("portable_log_softmax", "portable_argmax", "portable_top_k", "portable_filter"),
+    "portable_draw",
 )
 """Names of the ops."""
 
 _SOURCES = (
-    str(HERE / "guard.cpp"),
+    *(str(HERE / f"{name}.cpp") for name in ("guard", "launches")),
     *(f"bindings/portable_{name}_cuda.cpp" for name in ("attention", "logits", "product", "rows")),
     *("bindings/portable_checks.cpp", "bindings/portable_product_checks.cpp"),
     *("bindings/schemas.cpp", "cpu/product/pack_weight.cpp"),

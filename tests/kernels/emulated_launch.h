@@ -12,6 +12,7 @@ template <typename Launch>
 const char* emulated(uint64_t seed, const Launch& launcher) {
   emulation::failure.clear();
   emulation::schedule_seed = seed;
+  emulation::num_launches = 0;
   const cudaError_t error = launcher();
   if (error != cudaSuccess && emulation::failure.empty()) {
     emulation::failure = "The launch failed with error " + std::to_string(error) + ".";

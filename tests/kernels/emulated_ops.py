@@ -176,16 +176,29 @@ def portable_argmax(logits: torch.Tensor, *, parts: int = 1, seed: int = 1) -> t
     return result.checked()
 
 
-def portable_top_k(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def selections(rows: int) -> Guarded:
+    """Memory for the search of each row's last logit that stays."""
+    words_of_selection = _library("logits").words_of_selection
+    words_of_selection.restype = c_int64
+    memory = Guarded((rows, words_of_selection()), torch.int64)
+    memory.tensor.zero_()
+    return memory
+
+
+def portable_top_k(
+    logits: torch.Tensor, k: int, *, parts: int = 1, seed: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
     words_of_top_k = _library("logits").words_of_top_k
     words_of_top_k.restype = c_int64
     words = words_of_top_k(c_int64(k))
     memory = Guarded((len(logits), words), torch.int64)
     values = Guarded((len(logits), k), torch.float32)
     indices = Guarded((len(logits), k), torch.int64)
-    results = (values.tensor, indices.tensor, memory.tensor)
-    run("logits", "top_k", LogitRows.of(logits), k, *results)
+    searched = selections(len(logits))
+    results = (values.tensor, indices.tensor, memory.tensor, searched.tensor)
+    run_in_parts("top_k", logits, parts, k, *results, seed=seed)
     memory.checked()
+    searched.checked()
     return values.checked(), indices.checked()
 
 
@@ -196,12 +209,22 @@ def portable_filter(
     top_p: torch.Tensor,
     min_p: torch.Tensor,
     *,
+    parts: int = 1,
     seed: int = 1,
 ) -> torch.Tensor:
     result = Guarded(tuple(logits.shape), torch.float32)
     restrictions = Restrictions(*(pointer(t) for t in (temperatures, top_k, top_p, min_p)))
-    run("logits", "filter", LogitRows.of(logits), restrictions, result.tensor, seed=seed)
+    searched = selections(len(logits))
+    run_in_parts("filter", logits, parts, restrictions, result.tensor, searched.tensor, seed=seed)
+    searched.checked()
     return result.checked()
+
+
+def launches_of_logits() -> int:
+    """Return how many launches the last operation on logits was."""
+    launches = _library("logits").launches_of_last_run
+    launches.restype = c_int64
+    return int(launches())
 
 
 def portable_draw(

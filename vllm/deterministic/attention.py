@@ -11,7 +11,15 @@ from typing import Any, ClassVar
 
 import torch
 
-from vllm.fork_ops.portable_attention import TILE_TOKENS, portable_append, portable_attention
+from vllm.deterministic import fusion
+from vllm.deterministic.fusion import Source
+from vllm.deterministic.positions.postponed import is_left, taken
+from vllm.fork_ops.portable_attention import (
+    TILE_TOKENS,
+    portable_append,
+    portable_attention,
+    portable_rotate_append,
+)
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import (
     AttentionBackend,
@@ -128,6 +136,8 @@ class PortableAttentionImpl(AttentionImpl[PortableMetadata]):
         self._soft_cap = float(upstream.logits_soft_cap)
         self._sinks = upstream.sinks
         self._slopes = slopes
+        self._source = Source()
+        self._slots: torch.Tensor | None = None  # of keys that are rotated before they are written
 
     def do_kv_cache_update(
         self,
@@ -137,7 +147,12 @@ class PortableAttentionImpl(AttentionImpl[PortableMetadata]):
         kv_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
-        """Write key and value, [num_tokens, kv heads, head_size], to their slots."""
+        """Write key and value, [num_tokens, kv heads, head_size], to their slots; `forward` does,
+        if they have not been rotated yet.
+        """
+        if is_left(key):
+            self._slots = slot_mapping
+            return
         count = slot_mapping.shape[0]
         portable_append(key[:count], value[:count], kv_cache.flatten(2), slot_mapping)
 
@@ -154,22 +169,59 @@ class PortableAttentionImpl(AttentionImpl[PortableMetadata]):
         output_block_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """As ``AttentionImpl.forward``: query and output are [num_tokens, heads, head_size]."""
+        if key is not None:  # of a layer with a cache of its own
+            self._rotate(query, key, value, kv_cache)
         if attn_metadata is None:  # no step: layers are tried out
-            return output.zero_()
-        count = attn_metadata.num_tokens
-        output[:count] = portable_attention(
+            output.zero_()
+        else:
+            self._attend(query, kv_cache, attn_metadata, output)
+        self._source.made(output.flatten(1))
+        return output
+
+    def _rotate(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+    ) -> None:
+        """Do what a rotary embedding has left, and then write key and value, if they are to be."""
+        fusion.attends(query, key)
+        rotation = taken(query, key)
+        if rotation is None:
+            return
+        slots, self._slots = self._slots, None
+        if slots is None:
+            rotation.rotate(query, key)
+        else:
+            portable_rotate_append(
+                *(query, key, value, rotation.positions, rotation.table, kv_cache.flatten(2)),
+                slots,
+                is_interleaved=rotation.is_interleaved,
+            )
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: PortableMetadata,
+        output: torch.Tensor,
+    ) -> None:
+        count = metadata.num_tokens
+        portable_attention(
             query[:count],
             kv_cache.flatten(2),
-            attn_metadata.block_table,
-            attn_metadata.query_start_loc,
-            attn_metadata.seq_lens,
+            metadata.block_table,
+            metadata.query_start_loc,
+            metadata.seq_lens,
             scale=self.scale,
             window=self._window,
             soft_cap=self._soft_cap,
             slopes=self._slopes,
             sinks=None if self._sinks is None else self._sinks.float(),
+            out=output[:count],
+            consumer=self._source.consumer if count == len(output) else None,
         )
-        return output
 
 
 def kv_cache_spec(layer: Attention, vllm_config: Any) -> FullAttentionSpec | SlidingWindowSpec:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from vllm.config.model import LogprobsMode
+from vllm.fork.on_device import on_device
 from vllm.fork.uncompiled_logprobs import UncompiledLogprobs
 from vllm.fork_ops.portable_logits import portable_argmax, portable_log_softmax, portable_top_k
 from vllm.fork_ops.portable_sampling import portable_draw, portable_filter
@@ -57,8 +58,7 @@ class PortableSampler(UncompiledLogprobs):
             self._params = [SamplingParams()] * len(num_drafts)
             return requests
         lengths = runner.seq_lens[: len(requests)].long()
-        drafts = torch.tensor(num_drafts, dtype=torch.int64)
-        self._positions = lengths - drafts.to(lengths.device, non_blocking=True)
+        self._positions = lengths - on_device(num_drafts, lengths.device)
         self._params = [request.sampling_params for request in requests]
         return requests
 
@@ -135,7 +135,7 @@ class PortableSampler(UncompiledLogprobs):
             _temperatures(metadata),
             all_tokens if metadata.top_k is None else metadata.top_k.int().contiguous(),
             everything if metadata.top_p is None else metadata.top_p.float().contiguous(),
-            torch.tensor([float(params.min_p) for params in self._params], device=logits.device),
+            on_device([params.min_p for params in self._params], logits.device, torch.float32),
         )
 
     def _drawn(self, logits: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
@@ -145,7 +145,7 @@ class PortableSampler(UncompiledLogprobs):
             int(torch.randint(1 << 62, ())) if params.seed is None else params.seed
             for params in self._params
         ]
-        drawn = portable_draw(logits, torch.tensor(seeds, device=logits.device), self._positions)
+        drawn = portable_draw(logits, on_device(seeds, logits.device), self._positions)
         is_greedy = _temperatures(metadata) == 0
         # A row without a finite maximum has no distribution.
         return torch.where(is_greedy | (drawn < 0), self.greedy_sample(logits), drawn)

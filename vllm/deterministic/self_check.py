@@ -19,6 +19,7 @@ from vllm.fork_ops.portable_attention import (
     attention_cache_shape,
     portable_append,
     portable_attention,
+    portable_rotate_append,
 )
 from vllm.fork_ops.portable_functions import Function, portable_gated, portable_map
 from vllm.fork_ops.portable_logits import portable_argmax, portable_log_softmax, portable_top_k
@@ -50,6 +51,7 @@ EXPECTED = {
     "attention to many tokens": "7e8a8c6745682e20",
     "attention in prompts": "f2d81064594698e2",
     "sampling from many tokens": "5989870fa0762aa1",
+    "attention to what was just rotated": "a02dc98a2b5c06df",
 }
 """SHA-256 of the bits of each group of operations, its first 16 digits."""
 
@@ -360,6 +362,33 @@ def _samples_from_many_tokens(numbers: _Numbers) -> list[torch.Tensor]:
     return [portable_log_softmax(few), portable_argmax(few), *best, kept, drawn]
 
 
+def _attention_to_what_was_rotated(numbers: _Numbers) -> list[torch.Tensor]:
+    """On a GPU the last keys are rotated where they are appended; attention makes the digits of its
+    results where it merges parts of long sequences, or after it.
+    """
+    heads, kv_heads, size = 6, 2, 80  # whose rows begin in the middle of blocks of digits
+    table = rotary_table(numbers.of(rotary_frequencies(64, 500000.0)), 1100)
+    packed = numbers.weight(40, heads * size, salt=28)
+    results = []
+    for lengths in ([1100, 1030, 40], [60, 3]):
+        count = len(lengths)
+        cache, pages = _cached(numbers, lengths, kv_heads, size)
+        query = numbers(count, heads, size, salt=29)
+        keys, values = (numbers(count, kv_heads, size, salt=salt) for salt in (30, 31))
+        last = numbers.of(lengths) - 1
+        blocks = pages.long().gather(1, last[:, None] // _BLOCK_SIZE)[:, 0]
+        slots = blocks * _BLOCK_SIZE + last % _BLOCK_SIZE
+        portable_rotate_append(query, keys, values, last, table, cache, slots)
+        starts = numbers.of(list(range(count + 1)), torch.int32)
+        stops = numbers.of(lengths, torch.int32)
+        attended = portable_attention(
+            query, cache, pages, starts, stops, scale=0.125, consumer=packed
+        )
+        product = portable_product(attended.flatten(1), packed, dtype=torch.float32)
+        results += [query, keys, attended, product]
+    return results
+
+
 _GROUPS: dict[str, Callable[[_Numbers], list[torch.Tensor]]] = {
     "products": _products,
     "activations": _activations,
@@ -374,4 +403,5 @@ _GROUPS: dict[str, Callable[[_Numbers], list[torch.Tensor]]] = {
     "attention to many tokens": _attention_to_many_tokens,
     "attention in prompts": _attention_in_prompts,
     "sampling from many tokens": _samples_from_many_tokens,
+    "attention to what was just rotated": _attention_to_what_was_rotated,
 }

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
+from vllm.fork.on_device import on_device
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
@@ -95,7 +96,7 @@ class DraftChecker:
         token_ids = np.full(rows.shape, _NO_TOKEN, np.int32)
         logprobs: list[LogprobsTensors | None] = []
         for position in range(rows.shape[1]):
-            where = torch.from_numpy(rows[:, position]).to(logits.device)
+            where = on_device(rows[:, position], logits.device)
             output = sampler.step(logits[where], sampling_metadata, skipped)
             logprobs.append(output.logprobs_tensors)
             chosen = output.sampled_token_ids[:, 0].cpu().numpy()
@@ -109,7 +110,7 @@ class DraftChecker:
         for request, length in zip(requests, lengths, strict=True):
             del request.output_token_ids[length:]  # the runner appends them itself
         return SamplerOutput(
-            torch.from_numpy(token_ids).to(logits.device), _stacked(logprobs, rows.shape[1])
+            on_device(token_ids, logits.device, torch.int32), _stacked(logprobs, rows.shape[1])
         )
 
 

@@ -46,3 +46,11 @@ def load() -> bool:
         return False
     torch.ops.vllm_fork.cpu_isa()  # the choice is made here, and a wrong setting is found here
     return True
+
+
+def has_kernel(name: str, device: torch.device) -> bool:
+    """Whether an operator of ``torch.ops.vllm_fork`` is there for tensors of a device."""
+    key = {"cpu": "CPU", "cuda": "CUDA"}.get(device.type)
+    return key is not None and torch._C._dispatch_has_kernel_for_dispatch_key(
+        f"vllm_fork::{name}", key
+    )

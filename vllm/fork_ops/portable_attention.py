@@ -8,9 +8,16 @@ of blocks or the place of tokens.
 
 import torch
 
-from . import library
+from . import library, prepared_digits
+from .portable_product import PackedWeight
+from .portable_rotary import portable_rotate
 
-__all__ = ["attention_cache_shape", "portable_append", "portable_attention"]
+__all__ = [
+    "attention_cache_shape",
+    "portable_append",
+    "portable_attention",
+    "portable_rotate_append",
+]
 
 TILE_TOKENS = 16
 """Cache blocks hold a multiple of this many tokens."""
@@ -35,8 +42,9 @@ if library.load():
         soft_cap: float,
         slopes: torch.Tensor | None,
         sinks: torch.Tensor | None,
-    ) -> torch.Tensor:
-        return query.new_empty(query.shape)
+        result: torch.Tensor,
+    ) -> None:
+        return None
 
 
 def attention_cache_shape(
@@ -72,6 +80,47 @@ def portable_append(
     torch.ops.vllm_fork.portable_append(keys, values, cache, slots)
 
 
+def portable_rotate_append(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    positions: torch.Tensor,
+    table: torch.Tensor,
+    cache: torch.Tensor,
+    slots: torch.Tensor,
+    *,
+    is_interleaved: bool = False,
+) -> None:
+    """Rotate queries and keys in place, and append the keys and values of the first tokens.
+
+    `portable_rotate` of both and `portable_append`: on CUDA in one kernel.
+
+    Args:
+        query: float32, bfloat16 or float16 [n, num_heads, head_size], last dimension contiguous, on
+            CPU or CUDA.
+        keys: the same dtype, [n, num_kv_heads, head_size], likewise.
+        values: [n, num_kv_heads, head_size], any of these dtypes, likewise.
+        positions: int64 [n], contiguous.
+        table: see `portable_rotate`.
+        cache: see `portable_append`.
+        slots: int64 [m], contiguous, m <= n: as `portable_append` takes them, of the first tokens.
+        is_interleaved: see `portable_rotate`.
+
+    Raises:
+        RuntimeError: a dtype, shape or layout is none of these, or on CPU as those of the two. On
+            CUDA, heads at a position that is not in the table become NaN, and nothing is written
+            for a slot outside of the cache.
+    """
+    if library.has_kernel("portable_rotate_append", query.device):
+        torch.ops.vllm_fork.portable_rotate_append(
+            query, keys, values, positions, table, is_interleaved, cache, slots
+        )
+        return
+    for x in (query, keys):
+        portable_rotate(x, positions, table, is_interleaved=is_interleaved)
+    portable_append(keys[: len(slots)], values[: len(slots)], cache, slots)
+
+
 def portable_attention(
     query: torch.Tensor,
     cache: torch.Tensor,
@@ -84,6 +133,8 @@ def portable_attention(
     soft_cap: float = 0.0,
     slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    consumer: PackedWeight | None = None,
 ) -> torch.Tensor:
     """Attend, causally, to the keys and values of each sequence.
 
@@ -103,9 +154,12 @@ def portable_attention(
         slopes: float32 [num_heads], contiguous: of ALiBi (Press et al., 2021).
         sinks: float32 [num_heads], contiguous: the scores of tokens without values (Xiao et al.,
             2023), one a head.
+        out: like query, contiguous: for the result; by default a new tensor.
+        consumer: the weight that the result, as rows [n, num_heads * head_size], will be multiplied
+            with, see `prepared_digits`; it changes no bit.
 
     Returns:
-        A new tensor like query. It is NaN for a query and head if a number that it depends on is
+        `out`. It is NaN for a query and head if a number that it depends on is
         not finite.
 
     Raises:
@@ -114,6 +168,13 @@ def portable_attention(
             token in a page that there is not, has a result of NaN. Rows of query behind the last
             sequence are allowed there, for captured graphs, and their results mean nothing.
     """
-    return torch.ops.vllm_fork.portable_attention(
-        query, cache, pages, query_starts, lengths, scale, window, soft_cap, slopes, sinks
-    )
+    result = query.new_empty(query.shape) if out is None else out
+    given = (query, cache, pages, query_starts, lengths, scale, window, soft_cap, slopes, sinks)
+    if consumer is None or not prepared_digits.are_made(consumer, len(query), query.device):
+        torch.ops.vllm_fork.portable_attention(*given, result)
+        return result
+    prepared_digits.check_width("portable_attention", consumer, result[0].numel())
+    weight = (consumer.exponents, consumer.out_features, consumer.segments)
+    digits = torch.ops.vllm_fork.portable_attention_digits(*given, result, *weight)
+    prepared_digits.keep(result, digits, consumer)
+    return result

@@ -94,10 +94,7 @@ if library.load():
 
 def has_kernels(device: torch.device) -> bool:
     """Whether portable operations can be computed on a device."""
-    key = {"cpu": "CPU", "cuda": "CUDA"}.get(device.type)
-    return key is not None and torch._C._dispatch_has_kernel_for_dispatch_key(
-        "vllm_fork::portable_product", key
-    )
+    return library.has_kernel("portable_product", device)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """Digits of rows that are made along with the rows, on GPUs.
 
-A norm or an activation that is told which weight its result is multiplied with, its `consumer`,
-makes the digits of the result at once, and `portable_product` of that very tensor and that weight
-takes them: a kernel less to launch, and the same bits. Digits of a result that was written to since
-are not taken; in inference mode, where PyTorch does not count that, nothing may write to it.
+A norm, an activation or attention that is told which weight its result is multiplied with, its
+`consumer`, makes the digits of the result at once, and `portable_product` of that result, whatever
+its shape, and that weight takes them: a kernel less to launch, and the same bits. Digits of a
+result that was written to since are not taken; in inference mode, where PyTorch does not count
+that, nothing may write to it.
 """
 
 from __future__ import annotations
@@ -12,21 +13,38 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from . import library
+
 if TYPE_CHECKING:
     from .portable_product import PackedWeight
 
-__all__ = ["call", "has_digits", "of"]
+__all__ = ["are_made", "call", "check_width", "has_digits", "keep", "of"]
 
 _MOST_ROWS = 1536
 """More are multiplied in parts: kMostRowsAtOnce of ``csrc/cuda/product/product.h``."""
 
 
 def has_digits(device: torch.device) -> bool:
-    """Whether norms and activations make digits on a device; else they ignore `consumer`."""
-    key = {"cpu": "CPU", "cuda": "CUDA"}.get(device.type)
-    return key is not None and torch._C._dispatch_has_kernel_for_dispatch_key(
-        "vllm_fork::portable_norm_digits", key
-    )
+    """Whether digits are made on a device; else `consumer` is ignored."""
+    return library.has_kernel("portable_norm_digits", device)
+
+
+def are_made(consumer: PackedWeight | None, rows: int, device: torch.device) -> bool:
+    """Whether digits are made of so many rows, on a device, for a weight, or for none."""
+    return consumer is not None and 0 < rows <= _MOST_ROWS and has_digits(device)
+
+
+def check_width(name: str, consumer: PackedWeight, width: int) -> None:
+    """Check that a weight takes rows of some width, which an operator makes.
+
+    Raises:
+        RuntimeError: it has another number of input channels.
+    """
+    if consumer.in_features != width:
+        raise RuntimeError(
+            f"{name}: its consumer must have {width} input channels, as many as the "
+            f"result has columns, but has {consumer.in_features}."
+        )
 
 
 def call(
@@ -44,28 +62,38 @@ def call(
     Raises:
         RuntimeError: `consumer` has another number of input channels, or see the operator.
     """
-    if consumer is None or not has_digits(x.device) or not 0 < _rows_of(x) <= _MOST_ROWS:
+    if consumer is None or not are_made(consumer, _rows_of(x), x.device):
         return getattr(torch.ops.vllm_fork, name)(x, *arguments)
-    if consumer.in_features != x.shape[-1] // parts:
-        raise RuntimeError(
-            f"{name}: its consumer must have {x.shape[-1] // parts} input channels, as many as the "
-            f"result has columns, but has {consumer.in_features}."
-        )
+    check_width(name, consumer, x.shape[-1] // parts)
     result, digits = getattr(torch.ops.vllm_fork, f"{name}_digits")(
         x, *arguments, consumer.exponents, consumer.out_features, consumer.segments
     )
-    result._row_digits = (digits, consumer, _version_of(result))
+    keep(result, digits, consumer)
     return result
+
+
+def keep(result: torch.Tensor, digits: torch.Tensor, consumer: PackedWeight) -> None:
+    """Keep with the memory of a result, contiguous, its digits for a weight."""
+    storage: Any = result.untyped_storage()
+    storage._row_digits = digits, consumer, _place_of(result), _version_of(result)
+
+
+def of(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor | None:
+    """Return the digits that were made of `x` for a weight; None if there are none."""
+    digits, consumer, place, version = getattr(
+        x.untyped_storage(), "_row_digits", (None, None, None, None)
+    )
+    is_same = consumer is weight and place == _place_of(x) and version == _version_of(x)
+    return digits if is_same and x.is_contiguous() else None
 
 
 def _rows_of(x: torch.Tensor) -> int:
     return x.numel() // max(x.shape[-1], 1)
 
 
-def of(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor | None:
-    """Return the digits that were made of `x` for a weight; None if there are none."""
-    digits, consumer, version = getattr(x, "_row_digits", (None, None, None))
-    return digits if consumer is weight and version == _version_of(x) else None
+def _place_of(x: torch.Tensor) -> tuple[Any, int]:
+    """Return what tells a contiguous tensor from others in its memory, whatever its shape."""
+    return x.storage_offset(), x.numel()
 
 
 def _version_of(x: torch.Tensor) -> int | None:

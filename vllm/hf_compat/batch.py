@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from transformers import PretrainedConfig
 
+from vllm.fork.on_device import on_device
 from vllm.fork_ops.seen_tokens import mark_seen_tokens, num_mask_words
 from vllm.hf_compat.draws import Draws, DrawSource
 from vllm.hf_compat.pipeline import Pipeline
@@ -92,7 +93,7 @@ class Rows:
     @cached_property
     def slots(self) -> torch.Tensor:
         """The rows of the tables, int32 [num_rows]."""
-        return self.tables.tensor([state.slot for state in self.states], torch.int32)
+        return on_device([state.slot for state in self.states], self.tables.device, torch.int32)
 
     def select(self, indices: Sequence[int]) -> Rows:
         """Return some of the rows."""
@@ -100,7 +101,7 @@ class Rows:
             [self.states[i] for i in indices],
             [self.discarded[i] for i in indices],
             self.tables,
-            None if self.unguided is None else self.unguided[list(indices)],
+            None if self.unguided is None else self.unguided[self.tables.indices(indices)],
         )
 
     def ids_of_length(self, length: int) -> torch.Tensor:
@@ -149,10 +150,9 @@ class Tables:
         self.tokens = torch.zeros(0, max_len, dtype=torch.int32, device=device)
         self.nothing = torch.zeros(1, 1, dtype=torch.int64, device=device)
 
-    def tensor(
-        self, values: Sequence[int] | Sequence[float] | np.ndarray, dtype: torch.dtype
-    ) -> torch.Tensor:
-        return torch.as_tensor(values, dtype=dtype).to(self.device, non_blocking=True)
+    def indices(self, values: Sequence[int]) -> torch.Tensor:
+        """Return places as int64 on the device: a list as an index would wait for it."""
+        return on_device(values, self.device)
 
     def grow(self, num_rows: int) -> None:
         """Make room for more requests."""
@@ -168,7 +168,7 @@ class Tables:
                 "a request entered the batch with tokens that are not known yet; its logits cannot "
                 "be processed"
             )
-        ids = self.tensor(sequence, torch.int32)
+        ids = on_device(sequence, self.device, torch.int32)
         self._mark(self.seen, state.slot, ids)
         if state.pipeline.reads_prompt:
             self.in_prompt = _grown(self.in_prompt, len(self.seen))
@@ -179,20 +179,20 @@ class Tables:
 
     def append(self, states: Sequence[RequestState], token_ids: torch.Tensor) -> None:
         """Add one token, int [num_states], to each of some requests; `num_outputs` counts it."""
-        slots = self.tensor([state.slot for state in states], torch.int32)
+        slots = on_device([state.slot for state in states], self.device, torch.int32)
         mark_seen_tokens(self.seen, slots, token_ids)
         reading = [i for i, state in enumerate(states) if state.pipeline.reads_tokens]
         if reading:
-            rows = self.tensor([states[i].slot for i in reading], torch.int64)
-            columns = self.tensor([states[i].num_tokens - 1 for i in reading], torch.int64)
-            self.tokens[rows, columns] = token_ids[reading].to(torch.int32)
+            rows = self.indices([states[i].slot for i in reading])
+            columns = self.indices([states[i].num_tokens - 1 for i in reading])
+            self.tokens[rows, columns] = token_ids[self.indices(reading)].to(torch.int32)
 
     def token_ids(self, states: Sequence[RequestState], width: int | None) -> torch.Tensor:
-        lengths = self.tensor([state.num_tokens for state in states], torch.int64)
+        lengths = self.indices([state.num_tokens for state in states])
         if width is None:
             width = max(state.num_tokens for state in states)
         positions = torch.arange(width, device=self.device) + (lengths - width)[:, None]
-        slots = self.tensor([state.slot for state in states], torch.int64)
+        slots = self.indices([state.slot for state in states])
         ids = self.tokens[slots[:, None], positions.clamp(min=0)].to(torch.int64)
         return ids.masked_fill_(positions < 0, self._vocab_size)
 
@@ -213,14 +213,26 @@ class Group:
 
     Attributes:
         indices: their places in the batch.
+        device: where the logits are.
         search: the request that they are the beams of, in their order; None if they are not.
         guides: the places of the rows that see the negative prompts; empty without guidance.
     """
 
     pipeline: Pipeline | None
     indices: list[int]
+    device: torch.device
     search: str | None = None
     guides: list[int] = field(default_factory=list)
+
+    @cached_property
+    def places(self) -> torch.Tensor:
+        """`indices` as int64 on the device, for as long as the batch stays the same."""
+        return on_device(self.indices, self.device)
+
+    @cached_property
+    def guide_places(self) -> torch.Tensor:
+        """`guides`, likewise."""
+        return on_device(self.guides, self.device)
 
 
 class Batch:
@@ -275,7 +287,7 @@ class Batch:
         # Rows that guide and those of plain requests have no state: only their ids tell them apart.
         if rows != self._rows or req_ids != self._req_ids:
             self._rows, self._req_ids = rows, req_ids
-            self.groups = _group(req_ids, rows)
+            self.groups = _group(req_ids, rows, self._tables.device)
 
     def rows_of(self, group: Group, discarded: np.ndarray) -> Rows:
         """Return the rows of a group that has a pipeline.
@@ -305,7 +317,7 @@ class Batch:
         for _, state in kept:
             state.num_outputs += 1
         if len(kept) < len(token_ids):
-            token_ids = token_ids[[i for i, _ in kept]]
+            token_ids = token_ids[self._tables.indices([i for i, _ in kept])]
         self._tables.append([state for _, state in kept], token_ids)
 
     def ended(self, token_ids: np.ndarray) -> np.ndarray:
@@ -384,7 +396,9 @@ class Batch:
         return self._free_slots.pop()
 
 
-def _group(req_ids: Sequence[str], rows: Sequence[RequestState | None]) -> list[Group]:
+def _group(
+    req_ids: Sequence[str], rows: Sequence[RequestState | None], device: torch.device
+) -> list[Group]:
     groups: dict[Pipeline | None, list[int]] = {}
     searches: dict[str, list[tuple[int, int]]] = {}
     for i, (req_id, state) in enumerate(zip(req_ids, rows, strict=True)):
@@ -395,14 +409,14 @@ def _group(req_ids: Sequence[str], rows: Sequence[RequestState | None]) -> list[
             groups.setdefault(state.pipeline if state else None, []).append(i)
     place = {req_id: i for i, req_id in enumerate(req_ids)}
     grouped = [
-        Group(pipeline, indices, guides=_guides(req_ids, rows, indices, place))
+        Group(pipeline, indices, device, guides=_guides(req_ids, rows, indices, place))
         for pipeline, indices in groups.items()
     ]
     for search, beams in searches.items():
         indices = [i for _, i in sorted(beams)]
         state = rows[indices[0]]
         assert state is not None
-        grouped.append(Group(state.pipeline, indices, search))
+        grouped.append(Group(state.pipeline, indices, device, search))
     return grouped
 
 

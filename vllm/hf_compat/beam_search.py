@@ -22,6 +22,7 @@ from transformers.generation import (
     StoppingCriteriaList,
 )
 
+from vllm.fork.on_device import on_device
 from vllm.hf_compat.draws import NoProbabilityError
 from vllm.hf_compat.request import HFRequest
 
@@ -75,7 +76,7 @@ class BeamSearch:
         self._see_scores = request.criteria_see_scores
         self._criteria = StoppingCriteriaList([MaxLengthCriteria(request.max_length), *criteria])
         if eos:
-            self._criteria.append(EosTokenCriteria(torch.tensor(eos, device=device)))
+            self._criteria.append(EosTokenCriteria(on_device(eos, device)))
         self._generator = _Generator(request.seed, device)
         self._cur_len = len(prompt)
         self._kept: dict[str, list[torch.Tensor]] = {}
@@ -84,7 +85,7 @@ class BeamSearch:
     def _init_tensors(self, prompt: list[int], device: torch.device) -> None:
         shape = (1, self.num_beams)
         self._running = torch.zeros(*shape, self._max_length, dtype=torch.int64, device=device)
-        self._running[:, :, : len(prompt)] = torch.tensor(prompt, device=device)
+        self._running[:, :, : len(prompt)] = on_device(prompt, device)
         self._sequences = self._running.clone()
         # Only the first of the equal beams counts, or all of them would continue alike.
         self._running_scores = torch.full(shape, _NEVER, device=device)

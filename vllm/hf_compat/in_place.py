@@ -104,7 +104,7 @@ def _forbid_where(
     if len(chosen) == len(scores):
         return _forbid(columns, rows, scores)
     if chosen:
-        indices = rows.tables.tensor(chosen, torch.int64)
+        indices = rows.tables.indices(chosen)
         scores[indices[:, None], columns.of(scores)] = -torch.inf
     return scores
 

@@ -28,6 +28,7 @@ from transformers import (
 )
 from transformers.generation import logits_process as hf
 
+from vllm.fork.on_device import on_device
 from vllm.fork_ops.seen_tokens import apply_repetition_penalty
 from vllm.hf_compat.call import Callbacks, PrefixFunction
 from vllm.hf_compat.in_place import Step, in_place_step
@@ -97,7 +98,7 @@ class Pipeline:
         nominal_prompt_len = _nominal_prompt_len(request)
         config.max_length = _FAR
         eos = request.eos_token_ids
-        config._eos_token_tensor = torch.tensor(eos, device=device) if eos else None
+        config._eos_token_tensor = on_device(eos, device) if eos else None
         processors = _Builder(model_config)._get_logits_processor(
             config,
             input_ids_seq_length=nominal_prompt_len,
@@ -320,12 +321,13 @@ def _with_lengths(
         by_length.setdefault(length_of(state), []).append(i)
     if len(by_length) == 1:
         return processor(rows.ids_of_length(next(iter(by_length))), scores)
-    processed = [
-        (indices, processor(rows.select(indices).ids_of_length(length), scores[indices]))
-        for length, indices in by_length.items()
-    ]
-    for indices, part in processed:
-        scores[indices] = part
+    processed = []
+    for length, indices in by_length.items():
+        places = rows.tables.indices(indices)
+        ids = rows.select(indices).ids_of_length(length)
+        processed.append((places, processor(ids, scores[places])))
+    for places, part in processed:
+        scores[places] = part
     return scores
 
 
@@ -382,8 +384,8 @@ def _with_context(
     """Call `processor` with the last `width` tokens of the rows that have them."""
     indices = [i for i, state in enumerate(rows.states) if state.num_tokens >= width]
     if indices:
-        part = rows.select(indices)
-        scores[indices] = processor(part.token_ids()[:, -width:], scores[indices])
+        part, places = rows.select(indices), rows.tables.indices(indices)
+        scores[places] = processor(part.token_ids()[:, -width:], scores[places])
     return scores
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from vllm.config.model import LogprobsMode
+from vllm.fork.on_device import on_device
 from vllm.fork.runners import remember_runner
 from vllm.fork.uncompiled_logprobs import UncompiledLogprobs
 from vllm.hf_compat.batch import Batch, Group, Rows
@@ -142,7 +143,7 @@ class HFSampler(UncompiledLogprobs):
         """
         if not self._batch:
             return super().sample(logits, sampling_metadata, logprobs_mode_override)
-        chosen: list[tuple[list[int], torch.Tensor]] = []
+        chosen: list[tuple[Group, torch.Tensor]] = []
         for group in self._batch.groups:
             if group.pipeline is None:
                 continue
@@ -155,19 +156,19 @@ class HFSampler(UncompiledLogprobs):
                 raise
             except Exception as error:
                 self._end(group, rows, dict.fromkeys(range(len(rows.states)), error))
-                tokens = torch.zeros(len(group.indices), dtype=torch.int64)
+                tokens = torch.zeros_like(group.places)
             if tokens is not None:
-                chosen.append((group.indices, tokens))
+                chosen.append((group, tokens))
         if len(chosen) == len(self._batch.groups) and not _wants_logprobs(sampling_metadata):
             token_ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
             processed = None
         else:
             token_ids, processed = super().sample(logits, sampling_metadata, logprobs_mode_override)
-        for indices, tokens in chosen:
-            token_ids[indices] = tokens.to(token_ids)
+        for group, tokens in chosen:
+            token_ids[group.places] = tokens.to(token_ids)
         for group in self._batch.groups:
             if group.guides:
-                token_ids[group.guides] = token_ids[group.indices]
+                token_ids[group.guide_places] = token_ids[group.places]
         return token_ids, processed
 
     def _choose(
@@ -179,10 +180,10 @@ class HFSampler(UncompiledLogprobs):
             return logits, self._advance(group, rows, logits)
         is_all = len(group.indices) == len(logits)
         if group.guides:
-            rows = replace(rows, unguided=logits[group.guides])
+            rows = replace(rows, unguided=logits[group.guide_places])
         if group.pipeline.returns_logits:
-            self._keep("logits", group, rows, logits[group.indices])
-        scores, errors = group.pipeline.process(rows, logits if is_all else logits[group.indices])
+            self._keep("logits", group, rows, logits[group.places])
+        scores, errors = group.pipeline.process(rows, logits if is_all else logits[group.places])
         if group.pipeline.returns_scores:
             self._keep("scores", group, rows, scores)
         tokens = None
@@ -192,7 +193,7 @@ class HFSampler(UncompiledLogprobs):
         self._end(group, rows, errors)
         if is_all:
             return scores, tokens
-        logits[group.indices] = scores
+        logits[group.places] = scores
         return logits, tokens
 
     def _end(self, group: Group, rows: Rows, errors: dict[int, Exception]) -> None:
@@ -213,9 +214,9 @@ class HFSampler(UncompiledLogprobs):
         if state.num_outputs == 0:  # the prompt's only row stands for all beams
             self._searches[group.search] = self._new_search(state.request, state.known_prompt)
         search = self._searches[group.search]
-        beams = group.indices
+        beams = group.places
         if state.num_outputs == 0:
-            beams, rows = beams * search.num_beams, rows.select([0] * search.num_beams)
+            beams, rows = beams.repeat(search.num_beams), rows.select([0] * search.num_beams)
         scores = group.pipeline(rows, logits[beams].log_softmax(dim=-1))
         if group.pipeline.returns_logits:
             search.keep("logits", logits[beams])
@@ -223,7 +224,7 @@ class HFSampler(UncompiledLogprobs):
             search.keep("scores", scores)
         step = search.advance(scores)
         self._outputs[group.search] = {"beam_step": step}
-        return torch.tensor(step.tokens[: len(group.indices)], device=logits.device)
+        return on_device(step.tokens[: len(group.indices)], logits.device)
 
     def _keep(self, name: str, group: Group, rows: Rows, values: torch.Tensor) -> None:
         """Make the rows of `values` part of their requests' answers."""

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from transformers.generation import logits_process as hf
 
+from vllm.fork.on_device import on_device
+
 if TYPE_CHECKING:
     from vllm.hf_compat.batch import Rows
 
@@ -81,11 +83,11 @@ class SequenceBias:
         values = torch.tensor(list(biases.values()), dtype=torch.float32)
         ends = lengths.cumsum()
         columns, place, num_layers = _columns(tokens[ends - 1], lengths)
-        self._columns = torch.from_numpy(columns).to(device)
+        self._columns = on_device(columns, device)
         is_alone = lengths == 1
-        self._alone = torch.zeros(len(columns))
-        self._alone[place[is_alone]] = values[is_alone]
-        self._alone = self._alone.to(device)
+        alone = torch.zeros(len(columns))
+        alone[place[is_alone]] = values[is_alone]
+        self._alone = on_device(alone, device, torch.float32)
         # HF's order, but the sequences of each token one after the other.
         order = np.flatnonzero(~is_alone)
         order = order[place[order].argsort(kind="stable")]
@@ -148,9 +150,9 @@ class _Prefixes:
         ends = lengths.cumsum()
         within = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
         prefixes = tokens[np.repeat(starts, lengths) + within]
-        self._tokens = torch.from_numpy(prefixes).to(device)
-        self._from_end = torch.from_numpy(np.repeat(lengths, lengths) - within).to(device)
-        self._bounds = torch.from_numpy(np.concatenate([[0], ends])).to(device)
+        self._tokens = on_device(prefixes, device)
+        self._from_end = on_device(np.repeat(lengths, lengths) - within, device)
+        self._bounds = on_device(np.concatenate([[0], ends]), device)
         self._width = int(lengths.max())
 
     def histories(self, rows: Rows) -> Sequence[torch.Tensor]:
@@ -189,10 +191,10 @@ class _Summands:
         starts = np.concatenate([[0], np.cumsum(self._widths)])
         self._num_places = int(starts[-1])
         first_of_column = np.searchsorted(place, place)
-        self._first = torch.from_numpy(first_of_column).to(device)
-        self._place = torch.from_numpy(place).to(device)
-        self._starts = torch.from_numpy(starts).to(device)
-        self._values = values.to(device)
+        self._first = on_device(first_of_column, device)
+        self._place = on_device(place, device)
+        self._starts = on_device(starts, device)
+        self._values = on_device(values, device, torch.float32)
 
     def add(self, applies: torch.Tensor, bias: torch.Tensor) -> None:
         """Add the biases of some sequences, column by column in HF's order.

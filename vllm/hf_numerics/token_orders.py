@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from vllm.fork_ops.ordered_products import Step
-from vllm.hf_numerics.single_row_products import RowPlan, SumOrder
+from vllm.fork_ops.ordered_products import Step, SumOrder
+from vllm.hf_numerics.single_row_products import RowPlan
 
 _IS_FUSED, _HAS_COLUMNS_APART = 2, 4
 _VALUES = (

@@ -1,9 +1,13 @@
 // Attention over a paged cache of integers: the kernel and its launchers.
+//
+// The digits of results, for the product that takes them, are made where parts are merged, or by a
+// kernel of their own.
 #pragma once
 
 #include "cuda/attention/attention_block.cuh"
 #include "cuda/attention/merge_parts.cuh"
 #include "cuda/attention/prompt_attention.h"
+#include "cuda/product/quantise_rows.cuh"
 
 namespace vllm_fork {
 
@@ -88,21 +92,36 @@ cudaError_t launch_attention(const PagedAttention& task, int64_t splits, float* 
   return launch(grid, kAttentionThreads, 0, stream, kernel, task, splits, parts);
 }
 
-cudaError_t launch_portable_attention(const PagedAttention& task, int64_t splits, float* parts,
-                                      cudaStream_t stream) {
+// Writes results, or with splits > 1 the parts that are to be merged.
+inline cudaError_t attend(const PagedAttention& task, int64_t splits, float* parts,
+                          cudaStream_t stream) {
   if (task.queries == 0 || task.sequences == 0) return cudaSuccess;
   if (splits == 1 && is_for_warpgroups(task)) return launch_prompt_attention(task, stream);
   constexpr int64_t kElementsOfTile = kElements * kWarps;
   const int64_t size = task.cache.head_size;
-  const cudaError_t error = size <= 2 * kElementsOfTile
-                                ? launch_attention<2>(task, splits, parts, stream)
-                            : size <= 4 * kElementsOfTile
-                                ? launch_attention<4>(task, splits, parts, stream)
-                                : launch_attention<8>(task, splits, parts, stream);
-  if (error != cudaSuccess || splits == 1) return error;
-  const dim3 grid(static_cast<unsigned int>(task.queries), static_cast<unsigned int>(task.heads));
-  return launch(grid, static_cast<unsigned int>(size), 0, stream, merge_parts_kernel, task, splits,
-                parts);
+  if (size <= 2 * kElementsOfTile) return launch_attention<2>(task, splits, parts, stream);
+  if (size <= 4 * kElementsOfTile) return launch_attention<4>(task, splits, parts, stream);
+  return launch_attention<8>(task, splits, parts, stream);
+}
+
+cudaError_t launch_portable_attention(const PagedAttention& task, int64_t splits, float* parts,
+                                      cudaStream_t stream) {
+  const cudaError_t error = attend(task, splits, parts, stream);
+  if (error != cudaSuccess || splits == 1 || task.queries == 0) return error;
+  return merge_parts(MergedRows{task, splits, parts}, stream);
+}
+
+cudaError_t launch_portable_attention_digits(const PagedAttention& task, int64_t splits,
+                                             float* parts, const DigitTarget& target,
+                                             cudaStream_t stream) {
+  const cudaError_t error = attend(task, splits, parts, stream);
+  if (error != cudaSuccess || target.rows == 0) return error;
+  if (splits > 1) return quantise_rows(target, MergedRows{task, splits, parts}, stream);
+  return with_number(task.query.format, [&](auto number) {
+    using Number = decltype(number);
+    const StoredRows<Number> rows{static_cast<const Number*>(task.result), target.shape.inputs};
+    return quantise_rows(target, rows, stream);
+  });
 }
 
 }  // namespace vllm_fork

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/attention/cache.h"
+#include "cuda/product/digit_target.h"
 
 namespace vllm_fork {
 
@@ -38,5 +39,10 @@ int64_t attention_part_floats(const PagedAttention& task, int64_t splits);
 // token in a page that there is not are NaN; those behind the last sequence are not written.
 cudaError_t launch_portable_attention(const PagedAttention& task, int64_t splits, float* parts,
                                       cudaStream_t stream);
+
+// The same, and the digits of the results for a product, as rows [queries, heads * head_size].
+cudaError_t launch_portable_attention_digits(const PagedAttention& task, int64_t splits,
+                                             float* parts, const DigitTarget& target,
+                                             cudaStream_t stream);
 
 }  // namespace vllm_fork

@@ -44,7 +44,8 @@ struct Part {
 
   __device__ __forceinline__ Part(float* parts, const PagedAttention& task, int64_t splits,
                                   int64_t row, int64_t head, int64_t superblock)
-      : values(parts + ((row * task.heads + head) * splits + superblock % splits) *
+      : values(parts + ((row * task.heads + head) * splits +
+                        static_cast<uint32_t>(superblock) % static_cast<uint32_t>(splits)) *
                            (task.cache.head_size + 3)),
         size(task.cache.head_size) {}
 

@@ -1,10 +1,11 @@
-// The cache of portable attention, and the launcher of appending to it: plain pointers and sizes,
+// The cache of portable attention, and the launchers of appending to it: plain pointers and sizes,
 // nothing of torch.
 #pragma once
 
 #include <cstdint>
 
 #include "cuda/primitives/runtime.h"
+#include "cuda/rows/rotary.h"
 #include "portable/number_formats.h"
 
 namespace vllm_fork {
@@ -37,5 +38,10 @@ struct AppendTask {
 };
 
 cudaError_t launch_portable_append(const AppendTask& task, cudaStream_t stream);
+
+// Rotates queries and keys in place, which have the same format and rows, and appends these keys;
+// rows behind task.tokens are rotated only.
+cudaError_t launch_portable_rotate_append(const RotationTask& queries, const RotationTask& keys,
+                                          const AppendTask& task, cudaStream_t stream);
 
 }  // namespace vllm_fork

@@ -22,7 +22,8 @@ struct RowParts {
   void* memory;   // [rows, 2, count] words of 64 bits
 };
 
-// How many share a row, so that few rows occupy a GPU with so many multiprocessors.
+// How many share a row: so many that few rows occupy a GPU with so many multiprocessors, and that
+// what one finds in its part fits its memory.
 int64_t choose_row_parts(const LogitRows& logits, int64_t multiprocessors);
 
 // result float [rows, count].
@@ -33,12 +34,16 @@ cudaError_t launch_portable_log_softmax(const LogitRows& logits, const RowParts&
 cudaError_t launch_portable_argmax(const LogitRows& logits, const RowParts& parts, int64_t* result,
                                    cudaStream_t stream);
 
-// The memory that top-k needs for a row, in 64-bit words; 0 if a block's own suffices.
+// The memory for the search of a row's last logit that stays, in 64-bit words. It begins as zeros.
+int64_t selection_words();
+
+// The memory in which the first k of a row are sorted, in 64-bit words.
 int64_t top_k_words(int64_t k);
 
-// values, indices [rows, k]; memory [rows, top_k_words(k)].
-cudaError_t launch_portable_top_k(const LogitRows& logits, int64_t k, float* values,
-                                  int64_t* indices, uint64_t* memory, cudaStream_t stream);
+// values, indices [rows, k]; memory [rows, top_k_words(k)]; selections [rows, selection_words()].
+cudaError_t launch_portable_top_k(const LogitRows& logits, const RowParts& parts, int64_t k,
+                                  float* values, int64_t* indices, uint64_t* memory,
+                                  void* selections, cudaStream_t stream);
 
 // A number for each row.
 struct Restrictions {
@@ -48,10 +53,11 @@ struct Restrictions {
   const float* min_p;
 };
 
-// result float [rows, count]. A row with a temperature that is negative or not finite, or with
-// another number outside of 0..1, becomes NaN.
-cudaError_t launch_portable_filter(const LogitRows& logits, const Restrictions& restrictions,
-                                   float* result, cudaStream_t stream);
+// result float [rows, count]; selections [rows, selection_words()]. A row with a temperature that
+// is negative or not finite, or with another number outside of 0..1, becomes NaN.
+cudaError_t launch_portable_filter(const LogitRows& logits, const RowParts& parts,
+                                   const Restrictions& restrictions, float* result,
+                                   void* selections, cudaStream_t stream);
 
 // result [rows].
 cudaError_t launch_portable_draw(const LogitRows& logits, const RowParts& parts,

@@ -35,23 +35,19 @@ __device__ __forceinline__ T block_largest(T value) {
   return block_reduce(value, [](T a, T b) { return a > b ? a : b; });
 }
 
-template <typename T>
-__device__ __forceinline__ T block_smallest(T value) {
-  return block_reduce(value, [](T a, T b) { return a < b ? a : b; });
-}
-
 __device__ __forceinline__ int64_t block_sum(int64_t value) {
   return block_reduce(value, [](int64_t a, int64_t b) { return a + b; });
 }
 
 // The sum of the values of all threads before this one.
-__device__ __forceinline__ int32_t block_sum_before(int32_t value) {
-  WarpResults<int32_t>& results = block_shared<WarpResults<int32_t>>();
+template <typename T>
+__device__ __forceinline__ T block_sum_before(T value) {
+  WarpResults<T>& results = block_shared<WarpResults<T>>();
   const auto lane = static_cast<int>(threadIdx.x) % kWarp;
   const auto warp = static_cast<int>(threadIdx.x) / kWarp;
-  int32_t sum = value;
+  T sum = value;
   for (int distance = 1; distance < kWarp; distance *= 2) {
-    const int32_t before = __shfl_up_sync(kAllLanes, sum, static_cast<unsigned int>(distance));
+    const T before = __shfl_up_sync(kAllLanes, sum, static_cast<unsigned int>(distance));
     if (lane >= distance) sum += before;
   }
   if (lane == kWarp - 1) results.of[warp] = sum;

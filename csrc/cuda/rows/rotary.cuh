@@ -4,8 +4,7 @@
 #pragma once
 
 #include "cuda/primitives/numbers.cuh"
-#include "cuda/rows/rotary.h"
-#include "portable/rotary.h"
+#include "cuda/rows/rotation.cuh"
 
 namespace vllm_fork {
 
@@ -32,25 +31,9 @@ __global__ void __launch_bounds__(kRotaryThreads)
 // Block (x, y) handles row x, and y counts pieces of its pairs.
 template <typename Number>
 __global__ void __launch_bounds__(kRotaryThreads) rotate_kernel(RotationTask task) {
-  const int64_t row = blockIdx.x;
   const int64_t pair = int64_t{blockIdx.y} * kRotaryThreads + threadIdx.x;
   if (pair >= task.heads * task.half) return;
-  const int64_t j = pair % task.half;
-  Number* head = static_cast<Number*>(task.x) + row * task.row_stride +
-                 pair / task.half * task.head_stride;
-  Number* first = head + (task.is_interleaved ? 2 * j : j);
-  Number* second = head + (task.is_interleaved ? 2 * j + 1 : task.half + j);
-  const int64_t position = task.positions[row];
-  float a = float_of(kNanBits);
-  float b = a;
-  if (position >= 0 && position < task.table_rows) {
-    const float* cosines = task.table + position * 2 * task.half;
-    a = widen(*first);
-    b = widen(*second);
-    rotate_pair(&a, &b, cosines[j], cosines[task.half + j]);
-  }
-  *first = narrow<Number>(a);
-  *second = narrow<Number>(b);
+  rotate_in_place<Number>(task, blockIdx.x, pair / task.half, pair % task.half);
 }
 
 cudaError_t launch_portable_rotary_table(const float* frequencies, float* table,

@@ -237,7 +237,7 @@ def test_no_more_blocks_of_threads_than_keep_a_gpu_busy() -> None:
     batch = widened(Batch(cases, [1] * len(cases)), 128)
     assert_same(batch.emulated(), batch.expected())
     attended = 34 * 8 * 16  # pieces, heads, and as many for each as make 4,096
-    merged = 32 * 8
+    merged = 32 * 8 * 16 // (128 * 8)  # elements, and threads of a block, of which each has eight
     assert emulated.attention_work()[0] == attended + merged
 
 

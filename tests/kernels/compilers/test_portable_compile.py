@@ -34,7 +34,7 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
         "portable_append": (case.keys, case.values, cache, positions),
         "portable_attention": (
             *(case.query, cache, int32([0, 1]).view(1, 2), int32([0, 20]), int32([20])),
-            *(0.125, 0, 0.0, torch.ones(4), None),
+            *(0.125, 0, 0.0, torch.ones(4), None, torch.empty_like(case.query)),
         ),
         "portable_log_softmax": (x,),
         "portable_argmax": (x,),

@@ -4,6 +4,8 @@
 
 using namespace vllm_fork;
 
+extern "C" int64_t launches_of_last_run() { return emulation::num_launches; }
+
 extern "C" int64_t parts_of_rows(const LogitRows* logits, int64_t multiprocessors) {
   return choose_row_parts(*logits, multiprocessors);
 }
@@ -21,17 +23,22 @@ extern "C" const char* run_argmax(uint64_t seed, const LogitRows* logits, const 
 
 extern "C" int64_t words_of_top_k(int64_t k) { return top_k_words(k); }
 
-extern "C" const char* run_top_k(uint64_t seed, const LogitRows* logits, int64_t k, float* values,
-                                 int64_t* indices, uint64_t* memory) {
+extern "C" int64_t words_of_selection() { return selection_words(); }
+
+extern "C" const char* run_top_k(uint64_t seed, const LogitRows* logits, const RowParts* parts,
+                                 int64_t k, float* values, int64_t* indices, uint64_t* memory,
+                                 void* selections) {
   return emulated(seed, [=] {
-    return launch_portable_top_k(*logits, k, values, indices, memory, nullptr);
+    return launch_portable_top_k(*logits, *parts, k, values, indices, memory, selections,
+                                 nullptr);
   });
 }
 
-extern "C" const char* run_filter(uint64_t seed, const LogitRows* logits,
-                                  const Restrictions* restrictions, float* result) {
+extern "C" const char* run_filter(uint64_t seed, const LogitRows* logits, const RowParts* parts,
+                                  const Restrictions* restrictions, float* result,
+                                  void* selections) {
   return emulated(seed, [=] {
-    return launch_portable_filter(*logits, *restrictions, result, nullptr);
+    return launch_portable_filter(*logits, *parts, *restrictions, result, selections, nullptr);
   });
 }
 

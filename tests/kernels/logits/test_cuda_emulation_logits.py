@@ -60,12 +60,12 @@ def test_a_row_in_parts(kind: int, parts: int) -> None:
     ("rows", "count", "multiprocessors", "parts"),
     [
         *[(1, 128256, 132, 63), (1, 32000, 132, 16), (1, 2048, 132, 1), (1, 2049, 132, 2)],
-        *[(16, 128256, 132, 9), (132, 128256, 132, 1), (500, 128256, 132, 1), (0, 100, 132, 1)],
-        (1, 2**19 - 1, 1000, 256),
+        *[(16, 128256, 132, 9), (132, 128256, 132, 8), (500, 16384, 132, 1), (0, 100, 132, 1)],
+        *[(500, 128256, 132, 8), (500, 16385, 132, 2), (1, 2**19 - 1, 1000, 256)],
     ],
 )
 def test_blocks_that_share_a_row(rows: int, count: int, multiprocessors: int, parts: int) -> None:
-    """As many as occupy the GPU, each with 2048 logits at least."""
+    """As many as occupy the GPU, each with 2048 logits at least and 16384 at most."""
     logits = torch.empty(1, count).expand(rows, count)
     assert emulated.row_parts(logits, multiprocessors) == parts
 
@@ -76,10 +76,11 @@ def test_blocks_that_share_a_row(rows: int, count: int, multiprocessors: int, pa
 def test_top_k(count: int, k: int) -> None:
     for dtype in DTYPES if count < 100 else DTYPES[:1]:
         logits = rows(count, dtype)
-        for actual, expected in zip(
-            emulated.portable_top_k(logits, k), OPS.portable_top_k(logits, k), strict=True
-        ):
-            assert_same(actual, expected)
+        expected = OPS.portable_top_k(logits, k)
+        for parts in PARTS:
+            found = emulated.portable_top_k(logits, k, parts=parts, seed=parts)
+            for actual, wanted in zip(found, expected, strict=True):
+                assert_same(actual, wanted)
 
 
 def filter_arguments(
@@ -115,18 +116,76 @@ def test_filter(top_k: int, top_p: float, min_p: float) -> None:
     logits = rows(2100)
     arguments = filter_arguments(1.3, top_k, top_p, min_p)
     expected = OPS.portable_filter(logits, *arguments)
-    assert_same(emulated.portable_filter(logits, *arguments, seed=top_k + 2), expected)
+    for parts in PARTS:
+        found = emulated.portable_filter(logits, *arguments, parts=parts, seed=top_k + 2 + parts)
+        assert_same(found, expected)
 
 
-@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9])
-@pytest.mark.parametrize("top_k", [3, 1000, 1500])
+@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("top_k", [-1, 3, 1000, 1500])
 def test_filter_within_ties(top_k: int, top_p: float) -> None:
     """Where top-k and top-p end among equal logits, more than a block goes through at once."""
     logits = numbers(8, 3000, seed=3).round()
     arguments = filter_arguments(0.9, top_k, top_p, 0.0)
-    assert_same(
-        emulated.portable_filter(logits, *arguments), OPS.portable_filter(logits, *arguments)
+    expected = OPS.portable_filter(logits, *arguments)
+    for parts in PARTS:
+        found = emulated.portable_filter(logits, *arguments, parts=parts, seed=parts)
+        assert_same(found, expected)
+
+
+VOCABULARY = 128256
+RESTRICTIONS = {
+    "top_k": (40, 1.0, 0.0),
+    "top_p": (-1, 0.95, 0.0),
+    "both": (300, 0.9, 0.0),
+    "all three": (100000, 0.999, 1e-4),
+    "one": (1, 0.5, 0.0),
+    "the first alone": (0, 0.0, 0.0),
+    "all but one": (VOCABULARY - 1, 1.0, 0.0),
+    "all": (VOCABULARY, 1.0, 0.0),
+}
+
+
+@pytest.mark.parametrize("kind", ["numbers", "bfloat16", "few", "equal"])
+def test_filter_of_a_vocabulary(kind: str) -> None:
+    """A row for each restriction, in as many parts as on an H100: 16 of a row, or so."""
+    logits = numbers(len(RESTRICTIONS), VOCABULARY, seed=5, scale=8.0)
+    if kind == "bfloat16":  # thousands of ties
+        logits = logits.bfloat16()
+    elif kind == "few":  # a grammar allows so few
+        logits[:, torch.arange(VOCABULARY) % 1000 != 17] = -INFINITY
+    elif kind == "equal":
+        logits = logits.sign()
+    top_k, top_p, min_p = zip(*RESTRICTIONS.values(), strict=True)
+    arguments = (
+        torch.full((len(RESTRICTIONS),), 0.8),
+        torch.tensor(top_k, dtype=torch.int32),
+        torch.tensor(top_p),
+        torch.tensor(min_p),
     )
+    expected = OPS.portable_filter(logits, *arguments)
+    parts = emulated.row_parts(logits, 132)
+    assert parts > 8
+    found = emulated.portable_filter(logits, *arguments, parts=parts)
+    for name, actual, wanted in zip(RESTRICTIONS, found, expected, strict=True):
+        assert actual.view(torch.int32).equal(wanted.view(torch.int32)), name
+
+
+@pytest.mark.parametrize(("count", "top_k"), [(100, 7), (5000, 1000), (5000, -1)])
+def test_a_filter_is_seven_launches(count: int, top_k: int) -> None:
+    """The first logit, scaling, four digits of two keys, removal: each reads the logits once."""
+    emulated.portable_filter(rows(count), *filter_arguments(1.0, top_k, 0.5, 0.0), parts=3)
+    assert emulated.launches_of_logits() == 7
+
+
+@pytest.mark.parametrize("k", [1, 20, 5000, VOCABULARY])
+def test_top_k_of_a_vocabulary(k: int) -> None:
+    logits = numbers(2, VOCABULARY, seed=6, scale=8.0)
+    logits[1] = logits[1].bfloat16()
+    expected = OPS.portable_top_k(logits, k)
+    found = emulated.portable_top_k(logits, k, parts=emulated.row_parts(logits, 132))
+    for actual, wanted in zip(found, expected, strict=True):
+        assert_same(actual, wanted)
 
 
 @pytest.mark.parametrize(

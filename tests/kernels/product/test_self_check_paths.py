@@ -186,7 +186,8 @@ def test_attention(recorded: Recorded) -> None:
         elif int(lengths.max()) > 1024:
             assert task.window == 0 or int(lengths.min()) - task.window < 1024
             whole.add(task.cache.head_size)
-    assert split == {(size, is_window) for size in (64, 128, 256) for is_window in (False, True)}
+    sizes = {(size, is_window) for size in (64, 128, 256) for is_window in (False, True)}
+    assert split == {*sizes, (80, False)}
     assert whole == {64, 128, 256}
     assert prompts == {(128, True, False), (64, False, True)}
 

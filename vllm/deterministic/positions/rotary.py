@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from vllm.deterministic.fusion import Rotator
+from vllm.deterministic.positions.postponed import Rotation, leave
 from vllm.deterministic.positions.rope import (
     dynamic_frequencies,
     linear_frequencies,
@@ -18,7 +20,7 @@ from vllm.deterministic.positions.rope import (
     yarn_frequencies,
     yarn_scale,
 )
-from vllm.fork_ops.portable_rotary import portable_rotate, rotary_table
+from vllm.fork_ops.portable_rotary import rotary_table
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding, RotaryEmbeddingBase
 from vllm.model_executor.layers.rotary_embedding.dynamic_ntk_scaling_rope import (
     DynamicNTKScalingRotaryEmbedding,
@@ -66,11 +68,12 @@ class PortableRotation(nn.Module):
         self._table = table
         self._head_size = head_size
         self._is_interleaved = is_interleaved
+        self._rotator = Rotator()
 
     def forward(
         self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Rotate in place (``RotaryEmbedding.forward``).
+        """Rotate in place, or leave that to attention (``RotaryEmbedding.forward``).
 
         Args:
             positions: int64 [num_tokens].
@@ -80,11 +83,17 @@ class PortableRotation(nn.Module):
         Returns:
             query and key.
         """
-        positions = positions.contiguous()
-        for x in (query, key):
-            if x is not None:
-                heads = x.view(positions.numel(), -1, self._head_size)
-                portable_rotate(heads, positions, self._table, is_interleaved=self._is_interleaved)
+        rotation = Rotation(positions.contiguous(), self._table, self._is_interleaved)
+        queries = query.view(positions.numel(), -1, self._head_size)
+        if key is None:
+            rotation.rotate(queries)
+            return query, key
+        keys = key.view(positions.numel(), -1, self._head_size)
+        if self._rotator.is_postponed:
+            leave(rotation, queries, keys)
+        else:
+            rotation.rotate(queries, keys)
+            self._rotator.rotated(queries, keys)
         return query, key
 
 
