@@ -35,10 +35,13 @@ class Known:
         self.asked.add(num_rows)
         return num_rows not in self.others
 
+    def has_single_rows(self, num_rows: int) -> bool:
+        return num_rows not in self.others
 
-def parts_of(starts: list[int], *known: Known) -> list[Any]:
+
+def parts_of(starts: list[int], *known: Known, dtype: torch.dtype = torch.bfloat16) -> list[Any]:
     counts: Any = lambda has_bias: known  # noqa: E731
-    return PromptsTogether(BY_ROW, WHOLE, counts).parts(runs_of(starts), False)
+    return PromptsTogether(BY_ROW, WHOLE, counts).parts(runs_of(starts), False, dtype)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +76,21 @@ def test_a_step_is_taken_apart() -> None:
     assert known.asked == {10, 28, 38, 20, 39, 59, 30}
 
 
+def test_rows_of_float16() -> None:
+    """PyTorch multiplies them one by one, where it does, in prompts as well."""
+    known = Known(others=(30,))
+    assert parts_of([0, 1, 2, 12, 22, 52], known, dtype=torch.float16) == [
+        (BY_ROW, 0, 2),
+        (BY_ROW, 2, 12),
+        (BY_ROW, 12, 22),
+        (WHOLE, 22, 52),
+    ]
+    assert parts_of([0, 10, 20, 21, 700], known, dtype=torch.float16) == [
+        (BY_ROW, 0, 20),
+        (BY_ROW, 20, 700),
+    ]
+
+
 def test_a_single_prompt_asks_nothing() -> None:
     known = Known()
     assert parts_of([0, 3, 4], known) == [(WHOLE, 0, 3), (BY_ROW, 3, 4)]
@@ -92,9 +110,9 @@ def test_what_was_found_is_for_the_step() -> None:
     counts: Any = lambda has_bias: [known] if has_bias else [Known([38])]  # noqa: E731
     ways = PromptsTogether(BY_ROW, WHOLE, counts)
     runs = runs_of([0, 10, 38])
-    assert ways.parts(runs, True) is ways.parts(runs, True)
-    assert len(ways.parts(runs, False)) == 2
-    assert len(ways.parts(runs_of([0, 10, 38, 39]), True)) == 2
+    assert ways.parts(runs, True, torch.bfloat16) is ways.parts(runs, True, torch.bfloat16)
+    assert len(ways.parts(runs, False, torch.bfloat16)) == 2
+    assert len(ways.parts(runs_of([0, 10, 38, 39]), True, torch.bfloat16)) == 2
 
 
 def test_a_product_that_adds_some_rows_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +140,7 @@ def test_prompts_have_the_bits_they_have_alone(width: int, height: int, dtype: t
     x = (torch.randn(starts[-1], width, generator=generator) * 5).to(dtype)
     counts = counts_of_layout(layout_of(weight), False, torch.nn.Linear)
     ways = PromptsTogether(linear, linear, lambda has_bias: [counts])
-    parts = ways.parts(runs_of(starts), False)
+    parts = ways.parts(runs_of(starts), False, torch.bfloat16)
     found = torch.cat([multiply(x[begin:end], weight, None) for multiply, begin, end in parts])
     alone = torch.cat([linear(x[begin:end], weight) for begin, end in pairwise(starts)])
     assert torch.equal(found, alone)

@@ -9,7 +9,7 @@ from itertools import groupby
 import torch
 
 from vllm.hf_numerics.requests import Run
-from vllm.hf_numerics.row_counts import RowCounts, sizes_together
+from vllm.hf_numerics.row_counts import BY_ROW, RowCounts, sizes_together
 from vllm.hf_numerics.single_row_products import Product
 
 LONGEST = 512
@@ -58,19 +58,20 @@ class PromptsTogether:
             weight: is given to what multiplies.
             bias: likewise.
         """
-        parts = self.parts(runs, bias is not None)
+        parts = self.parts(runs, bias is not None, rows.dtype)
         if len(parts) == 1:
             return parts[0][0](rows, weight, bias)
         return torch.cat(
             [multiply(rows[begin:end], weight, bias) for multiply, begin, end in parts]
         )
 
-    def parts(self, runs: tuple[Run, ...], has_bias: bool) -> list[Part]:
+    def parts(self, runs: tuple[Run, ...], has_bias: bool, dtype: torch.dtype) -> list[Part]:
         """Return what is multiplied at once, in the order of rows.
 
         Args:
             runs: of a step, which keeps them for its other layers.
             has_bias: of the product.
+            dtype: of the rows.
         """
         if self._last is not None and self._last[0] is runs and self._last[1] == has_bias:
             return self._last[2]
@@ -78,14 +79,25 @@ class PromptsTogether:
         for is_short, group in groupby(runs, lambda run: not run[0] and run[2] - run[1] <= LONGEST):
             members = list(group)
             may_be_joined = is_short and (len(members) > 1 or self._fused is not None)
+            if all(run[0] or self._is_by_row(run, has_bias, dtype) for run in members):
+                parts.append((self._by_row, members[0][1], members[-1][2]))
+                continue
             joined = self._joined(members, has_bias) if may_be_joined else None
-            parts.extend(joined or (self._alone(run) for run in members))
+            parts.extend(joined or (self._alone(run, has_bias, dtype) for run in members))
         self._last = runs, has_bias, parts
         return parts
 
-    def _alone(self, run: Run) -> Part:
+    def _alone(self, run: Run, has_bias: bool, dtype: torch.dtype) -> Part:
         is_single, begin, end = run
-        return self._by_row if is_single else self._whole, begin, end
+        is_by_row = is_single or self._is_by_row(run, has_bias, dtype)
+        return self._by_row if is_by_row else self._whole, begin, end
+
+    def _is_by_row(self, prompt: Run, has_bias: bool, dtype: torch.dtype) -> bool:
+        """Whether rows of a prompt are best multiplied as if each were a request's only one."""
+        _, begin, end = prompt
+        return dtype == BY_ROW and all(
+            counts.has_single_rows(end - begin) for counts in self._counts(has_bias)
+        )
 
     def _joined(self, prompts: list[Run], has_bias: bool) -> list[Part] | None:
         """Return how prompts that follow each other are multiplied at once; None if they cannot."""
