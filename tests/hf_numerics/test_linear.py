@@ -53,7 +53,10 @@ def test_each_request_gets_the_bits_it_has_alone(
     ours = linear_by_request(ways, x, weight, bias)
     counts = counts_of_layout(layout_of(weight), True, torch.nn.Linear)
     may_be_together = all(counts.has_the_order(n) for n in (17, 33, 50))
-    assert rows == ([50] if may_be_together else [17, 33])
+    if dtype == torch.float16 and all(counts.has_single_rows(n) for n in (17, 33)):
+        assert rows == []
+    else:
+        assert rows == ([50] if may_be_together else [17, 33])
     parts = [x[begin:end] for begin, end in pairwise(starts)]
     alone = torch.cat([functional.linear(part, weight, bias) for part in parts])
     assert torch.equal(ours, alone)
