@@ -37,14 +37,22 @@ Tensor by_head(const Tensor& x, int64_t size) {
   return torch::stable::view(x, {x.size(0), x.size(1) / size, size});
 }
 
+// Products of rows in 16 bits with a number for their order, and in float32 with steps.
+Tensor products(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                int64_t order, const std::optional<Tensor>& steps) {
+  return steps ? ordered_products(x, weight, bias, *steps) : row_products(x, weight, bias, order);
+}
+
 std::tuple<Tensor, Tensor> decoder_layer_rows(
     Tensor x, std::optional<Tensor> residual, Tensor input_norm, Tensor qkv,
-    std::optional<Tensor> qkv_bias, int64_t qkv_order, std::optional<Tensor> query_norm,
-    std::optional<Tensor> key_norm, double head_epsilon, Tensor output,
-    std::optional<Tensor> output_bias, int64_t output_order, Tensor post_norm, Tensor gate_up,
-    std::optional<Tensor> gate_up_bias, int64_t gate_up_order, Tensor down,
-    std::optional<Tensor> down_bias, int64_t down_order, double input_epsilon, double post_epsilon,
-    Tensor positions, Tensor cos_sin, bool is_neox, Tensor pages, Tensor slots, Tensor blocks,
+    std::optional<Tensor> qkv_bias, int64_t qkv_order, std::optional<Tensor> qkv_steps,
+    std::optional<Tensor> query_norm, std::optional<Tensor> key_norm, double head_epsilon,
+    Tensor output, std::optional<Tensor> output_bias, int64_t output_order,
+    std::optional<Tensor> output_steps, Tensor post_norm, Tensor gate_up,
+    std::optional<Tensor> gate_up_bias, int64_t gate_up_order,
+    std::optional<Tensor> gate_up_steps, Tensor down, std::optional<Tensor> down_bias,
+    int64_t down_order, std::optional<Tensor> down_steps, double input_epsilon,
+    double post_epsilon, std::optional<Tensor> attention_order, Tensor positions, Tensor cos_sin, bool is_neox, Tensor pages, Tensor slots, Tensor blocks,
     Tensor starts, Tensor stops, double scale) {
   check_dim(kLayer, "pages", pages, 4);
   const int64_t rows = x.size(0), kv_heads = pages.size(1), size = pages.size(3) / 2;
@@ -55,7 +63,7 @@ std::tuple<Tensor, Tensor> decoder_layer_rows(
 
   auto [normed, total] = rms_norm_rounded(x, residual, input_norm, input_epsilon);
   if (!residual) total = x;
-  const Tensor projected = row_products(normed, qkv, qkv_bias, qkv_order);
+  const Tensor projected = products(normed, qkv, qkv_bias, qkv_order, qkv_steps);
   Tensor before_query = columns(projected, 0, query_columns);
   Tensor before_key = columns(projected, query_columns, kv_columns);
   if (query_norm) before_query = heads_normed(before_query, *query_norm, head_epsilon);
@@ -67,13 +75,13 @@ std::tuple<Tensor, Tensor> decoder_layer_rows(
   const Tensor queries = torch::stable::unsqueeze(by_head(query, size), 2);
   const Tensor attended =
       paged_sdpa(queries, pages, blocks, starts, stops, size, scale, query_columns != kv_columns,
-                 /*thread_per_request=*/false, /*in_one=*/true, std::nullopt);
-  const Tensor mixed = row_products(torch::stable::view(attended, {rows, query_columns}), output,
-                                    output_bias, output_order);
+                 /*thread_per_request=*/false, /*in_one=*/true, attention_order);
+  const Tensor mixed = products(torch::stable::view(attended, {rows, query_columns}), output,
+                                output_bias, output_order, output_steps);
   const auto [again, sum] = rms_norm_rounded(mixed, total, post_norm, post_epsilon);
   const Tensor gated =
-      silu_and_mul_rounded(row_products(again, gate_up, gate_up_bias, gate_up_order));
-  return {row_products(gated, down, down_bias, down_order), sum};
+      silu_and_mul_rounded(products(again, gate_up, gate_up_bias, gate_up_order, gate_up_steps));
+  return {products(gated, down, down_bias, down_order, down_steps), sum};
 }
 
 }  // namespace

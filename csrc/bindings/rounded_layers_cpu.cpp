@@ -1,5 +1,5 @@
-// What hf_compat does around products in 16 bits, each as one operator: PyTorch's formulas, which
-// round after every operation.
+// What Hugging Face's layers do around products, each as one operator: PyTorch's formulas, which round
+// after every operation.
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -30,11 +30,11 @@ constexpr const char* kNorm = "rms_norm_rounded";
 constexpr const char* kGated = "silu_and_mul_rounded";
 
 template <typename Work>
-void with_16_bits(const Tensor& tensor, const Work& work) {
-  if (tensor.scalar_type() == ScalarType::BFloat16) {
-    work(Bfloat16{});
-  } else {
-    work(Float16{});
+void with_number(const Tensor& tensor, const Work& work) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::BFloat16: work(Bfloat16{}); break;
+    case ScalarType::Half: work(Float16{}); break;
+    default: work(float{});
   }
 }
 
@@ -78,7 +78,7 @@ Tensor rotated(const Tensor& positions, const Tensor& x, const Tensor& angles,
   const int64_t tokens = x.size(0), columns = x.size(1), stride = x.stride(0);
   Tensor result = torch::stable::new_empty(x, {tokens, columns});
   const auto* places = positions.const_data_ptr<int64_t>();
-  with_16_bits(x, [&](auto number) {
+  with_number(x, [&](auto number) {
     using Number = decltype(number);
     const auto* source = static_cast<const Number*>(x.data_ptr());
     const auto* table = static_cast<const Number*>(angles.data_ptr());
@@ -97,7 +97,7 @@ Tensor rotated(const Tensor& positions, const Tensor& x, const Tensor& angles,
 
 void check_rotated(const char* name, const Tensor& x, const Tensor& positions,
                    const Tensor& angles, int64_t head_size) {
-  check_16_bits(kRotate, name, x);
+  check_portable_type(kRotate, name, x);
   check_dim(kRotate, name, x, 2);
   check(x.stride(1) == 1, kRotate, ": rows of ", name, " must be contiguous.");
   check_length(kRotate, name, x, positions.size(0), "positions");
@@ -163,7 +163,7 @@ VLLM_FORK_WITH_VECTORS void scale(const Number* x, const Number* weight, int64_t
 }
 
 void check_normed(const Tensor& x, const std::optional<Tensor>& residual, const Tensor& weight) {
-  check_16_bits(kNorm, "x", x);
+  check_portable_type(kNorm, "x", x);
   check_dim(kNorm, "x", x, 2);
   check_contiguous(kNorm, "x", x);
   if (residual) {
@@ -188,7 +188,7 @@ std::tuple<Tensor, Tensor> rms_norm_rounded(Tensor x, std::optional<Tensor> resi
   Tensor squares = torch::stable::new_empty(x, {rows, columns}, ScalarType::Float);
   Tensor total = torch::stable::new_empty(x, {residual ? rows : 0, columns});
   Tensor result = torch::stable::new_empty(x, {rows, columns});
-  with_16_bits(x, [&](auto number) {
+  with_number(x, [&](auto number) {
     using Number = decltype(number);
     const auto* own = static_cast<const Number*>(x.data_ptr());
     const auto* added = residual ? static_cast<const Number*>(residual->data_ptr()) : nullptr;
@@ -234,7 +234,7 @@ Tensor silu(const Tensor& x) {
 }  // namespace
 
 Tensor silu_and_mul_rounded(Tensor x) {
-  check_16_bits(kGated, "x", x);
+  check_portable_type(kGated, "x", x);
   check_dim(kGated, "x", x, 2);
   check_contiguous(kGated, "x", x);
   check(x.size(1) % 2 == 0, kGated, ": x must have an even number of columns, but has ",
@@ -242,7 +242,7 @@ Tensor silu_and_mul_rounded(Tensor x) {
   const int64_t rows = x.size(0), columns = x.size(1) / 2;
   Tensor gate = torch::stable::new_empty(x, {rows, columns});
   Tensor result = torch::stable::new_empty(x, {rows, columns});
-  with_16_bits(x, [&](auto number) {
+  with_number(x, [&](auto number) {
     using Number = decltype(number);
     const auto* source = static_cast<const Number*>(x.data_ptr());
     auto* half = static_cast<Number*>(gate.data_ptr());

@@ -24,10 +24,11 @@ STABLE_TORCH_LIBRARY(vllm_fork, library) {
   library.def("has_prompt_order(int length) -> bool");
   library.def(
       "decoder_layer_rows(Tensor x, Tensor? residual, Tensor input_norm, Tensor qkv, "
-      "Tensor? qkv_bias, int qkv_order, Tensor? query_norm, Tensor? key_norm, float head_epsilon, "
-      "Tensor output, Tensor? output_bias, int output_order, "
-      "Tensor post_norm, Tensor gate_up, Tensor? gate_up_bias, int gate_up_order, Tensor down, "
-      "Tensor? down_bias, int down_order, float input_epsilon, float post_epsilon, "
+      "Tensor? qkv_bias, int qkv_order, Tensor? qkv_steps, Tensor? query_norm, Tensor? key_norm, "
+      "float head_epsilon, Tensor output, Tensor? output_bias, int output_order, "
+      "Tensor? output_steps, Tensor post_norm, Tensor gate_up, Tensor? gate_up_bias, "
+      "int gate_up_order, Tensor? gate_up_steps, Tensor down, Tensor? down_bias, int down_order, "
+      "Tensor? down_steps, float input_epsilon, float post_epsilon, Tensor? attention_order, "
       "Tensor positions, Tensor cos_sin, bool is_neox, Tensor(a!) pages, Tensor slots, "
       "Tensor blocks, Tensor starts, Tensor stops, float scale) -> (Tensor, Tensor)");
   library.def(

@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.hf_exact.test_models import blocks_of, exact, load
 from tools.make_random_model import make_random_model
-from vllm.hf_exact.layer_rows import LayerRows
+from vllm.hf_exact.layer_rows import LayerRows, SideBySide, keep_their_places
 from vllm.hf_exact.model import NO_ADAPTER, ExactModel
 from vllm.hf_numerics.single_row_products import same_bits
 
@@ -39,7 +39,8 @@ def step(engine: ExactModel, size: int = len(LENGTHS)) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(3, 200, (len(LENGTHS),), generator=generator)
     for layer in engine.layers:
-        layer.kv_cache = torch.randn(layer.kv_cache.shape, generator=generator).bfloat16()
+        cache = torch.randn(layer.kv_cache.shape, generator=generator)
+        layer.kv_cache = cache.to(layer.kv_cache.dtype)
     blocks = torch.stack([blocks_of(i) for i in range(len(LENGTHS))])
     assert engine.grouped is not None
     logits = [
@@ -63,10 +64,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("shape", ["tinyllama-1.1b", "qwen2-0.5b", "mistral-7b", "qwen3-0.6b"])
 @torch.inference_mode()
-def test_bits(shape: str, tmp_path: Path, calls: list[int]) -> None:
-    engine = engine_of(shape, tmp_path)
+def test_bits(shape: str, dtype: str, tmp_path: Path, calls: list[int]) -> None:
+    engine = engine_of(shape, tmp_path, dtype)
     if not takes_operator(engine):
         pytest.skip("the kernels that it calls have not the bits of this CPU's libraries")
     calls.clear()
@@ -123,8 +125,21 @@ def name_of(engine: ExactModel, parameter: nn.Parameter) -> str:
     return next(name for name, one in engine.model.named_parameters() if one is parameter)
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype"), [("tinyllama-1.1b", "float32"), ("gemma3-1b", "bfloat16")]
-)
-def test_layers_that_it_does_not_compute(shape: str, dtype: str, tmp_path: Path) -> None:
-    assert not takes_operator(engine_of(shape, tmp_path, dtype))
+def test_layers_that_it_does_not_compute(tmp_path: Path) -> None:
+    assert not takes_operator(engine_of("gemma3-1b", tmp_path))
+
+
+def test_weights_that_would_change_their_places() -> None:
+    """In float32 a product's order may depend on where in a line of a cache its weight lies."""
+    memory = torch.zeros(100)
+    first, second = memory[:24].view(3, 8), memory[24:40].view(2, 8)
+    assert keep_their_places([first, second])
+    assert not keep_their_places([second, first])
+    assert keep_their_places([second.bfloat16(), first.bfloat16()])
+    linear, other = nn.Linear(8, 3, bias=False), nn.Linear(8, 2, bias=False)
+    linear.weight.data, other.weight.data = first, second
+    places = [layer.weight.data_ptr() % 64 for layer in (linear, other)]
+    weight, bias = SideBySide([linear, other]).parameters
+    assert bias is None
+    assert weight.data_ptr() == linear.weight.data_ptr() != first.data_ptr()
+    assert [layer.weight.data_ptr() % 64 for layer in (linear, other)] == places

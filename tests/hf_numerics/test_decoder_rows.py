@@ -35,6 +35,7 @@ class Layers:
         self.layers: list[Any] = list(model.model.layers)
         self._config = config
         self.hidden_size = config.model_config.hf_text_config.hidden_size
+        self.dtype = config.model_config.dtype
         self._names = [layer.self_attn.attn.layer_name for layer in self.layers]
 
     def run(self, lengths: list[int], queries: int = 1) -> list[torch.Tensor]:
@@ -49,7 +50,7 @@ class Layers:
         for layer in self.layers:
             attn = layer.self_attn.attn
             shape = (count * BLOCKS, attn.num_kv_heads, BLOCK_SIZE, 2 * attn.head_size)
-            attn.kv_cache = torch.randn(shape, generator=generator).bfloat16()
+            attn.kv_cache = torch.randn(shape, generator=generator).to(self.dtype)
         blocks = torch.randperm(count * BLOCKS, generator=generator).int().view(count, BLOCKS)
         starts = torch.arange(count + 1, dtype=torch.int32) * queries
         positions = torch.cat([torch.arange(n - queries, n) for n in lengths])
@@ -58,7 +59,7 @@ class Layers:
         metadata = SimpleNamespace(
             query_start_loc=starts, seq_lens=torch.tensor(lengths).int(), block_table=blocks
         )
-        x = torch.randn(count * queries, self.hidden_size, generator=generator).bfloat16()
+        x = torch.randn(count * queries, self.hidden_size, generator=generator).to(self.dtype)
         residual = None
         with set_forward_context(
             dict.fromkeys(self._names, metadata),
@@ -75,9 +76,9 @@ class Layers:
 @pytest.fixture
 def layers(one_rank: None, tmp_path: Path, request: pytest.FixtureRequest) -> Layers:
     """Of a model in hf_compat."""
-    shape = getattr(request, "param", "tinyllama-1.1b")
+    shape, dtype = getattr(request, "param", ("tinyllama-1.1b", "bfloat16"))
     make_random_model(shape, tmp_path, num_layers=2, narrow=True)
-    config = engine_config(tmp_path, hf_compat=True)
+    config = engine_config(tmp_path, hf_compat=True, dtype=dtype)
     return Layers(model_of(config), config)
 
 
@@ -97,7 +98,9 @@ def takes_operator(layers: Layers) -> bool:
     return decoder_rows._plan_of(layers.layers[0]) is not None
 
 
-@pytest.mark.parametrize("layers", KINDS, indirect=True)
+@pytest.mark.parametrize(
+    "layers", [(kind, dtype) for kind in KINDS for dtype in ("bfloat16", "float16")], indirect=True
+)
 @torch.inference_mode()
 def test_bits(layers: Layers, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many rows as there can be, one, and numbers between; texts of all lengths."""
@@ -189,7 +192,7 @@ def test_other_weights_count(layers: Layers) -> None:
 @pytest.mark.parametrize(
     ("shape", "arguments"),
     [
-        ("tinyllama-1.1b", {"dtype": "float16", "hf_compat": True}),
+        ("tinyllama-1.1b", {"dtype": "float32", "hf_compat": True}),
         ("gemma3-1b", {"hf_compat": True}),
     ],
 )

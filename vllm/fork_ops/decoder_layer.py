@@ -1,19 +1,19 @@
 """A decoder layer for single tokens of requests as one operator, on CPU.
 
-It calls `rms_norm_rounded`, `row_products`, `rotate_rounded`, `append_to_pages`, `paged_sdpa` and
-`silu_and_mul_rounded`, one after the other, and has their bits: calling each of them from Python
-takes longer than small layers do.
+It calls `rms_norm_rounded`, `row_products` or `ordered_products`, `rotate_rounded`,
+`append_to_pages`, `paged_sdpa` and `silu_and_mul_rounded`, one after the other, and has their bits:
+calling each of them from Python takes longer than small layers do.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from . import library
 
-__all__ = ["LayerWeights", "RowsInPages", "decoder_layer_rows"]
+__all__ = ["LayerWeights", "RowOrder", "RowsInPages", "decoder_layer_rows"]
 
 if library.load():
 
@@ -40,8 +40,20 @@ class RowsInPages(NamedTuple):
     stops: torch.Tensor
 
 
+class RowOrder(NamedTuple):
+    """In which order rows are multiplied.
+
+    Attributes:
+        number: of `row_products`, in 16 bits.
+        steps: of `ordered_products`, in float32: `SumOrder.tensor`.
+    """
+
+    number: int
+    steps: torch.Tensor | None = None
+
+
 class LayerWeights(NamedTuple):
-    """What a layer computes with, bfloat16 all of it; orders are those of `row_products`.
+    """What a layer computes with, in one dtype.
 
     Attributes:
         input_norm: [hidden_size].
@@ -63,27 +75,29 @@ class LayerWeights(NamedTuple):
         down_order: of its products.
         input_epsilon: of the first norm.
         post_epsilon: of the second norm.
+        attention_order: of `paged_sdpa`, in float32.
     """
 
     input_norm: torch.Tensor
     qkv: torch.Tensor
     qkv_bias: torch.Tensor | None
-    qkv_order: int
+    qkv_order: RowOrder
     query_norm: torch.Tensor | None
     key_norm: torch.Tensor | None
     head_epsilon: float
     output: torch.Tensor
     output_bias: torch.Tensor | None
-    output_order: int
+    output_order: RowOrder
     post_norm: torch.Tensor
     gate_up: torch.Tensor
     gate_up_bias: torch.Tensor | None
-    gate_up_order: int
+    gate_up_order: RowOrder
     down: torch.Tensor
     down_bias: torch.Tensor | None
-    down_order: int
+    down_order: RowOrder
     input_epsilon: float
     post_epsilon: float
+    attention_order: torch.Tensor | None
 
 
 def decoder_layer_rows(
@@ -101,12 +115,12 @@ def decoder_layer_rows(
     """Compute a layer for one token of each request.
 
     Args:
-        x: bfloat16 [n, hidden_size].
+        x: [n, hidden_size].
         residual: likewise, what the sums of earlier layers are; None before the first one.
         weights: of the layer.
         positions: int64 [n].
-        cos_sin: bfloat16 [positions, rotary_dim] (`rotate_rounded`).
-        pages: bfloat16 [num_blocks, kv heads, block_size, 2 * head_size] (`paged_sdpa`); keys and
+        cos_sin: [positions, rotary_dim] (`rotate_rounded`).
+        pages: [num_blocks, kv heads, block_size, 2 * head_size] (`paged_sdpa`); keys and
             values are written to it.
         places: of the tokens.
         is_neox: as of `rotate_rounded`.
@@ -120,10 +134,13 @@ def decoder_layer_rows(
 
     Source: ``LlamaDecoderLayer.forward``.
     """
+    flat: list[Any] = []
+    for one in weights:
+        flat.extend(one) if type(one) is RowOrder else flat.append(one)
     return torch.ops.vllm_fork.decoder_layer_rows.default(
         x,
         residual,
-        *weights,
+        *flat,
         positions,
         cos_sin,
         is_neox,

@@ -8,6 +8,7 @@ operator has that row's bits for any number of them, and reads the weight once.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -74,6 +75,15 @@ class SumOrder:
     """
 
     ranges: tuple[Range, ...]
+
+    @staticmethod
+    def one_behind_the_other(orders: Sequence[SumOrder]) -> SumOrder:
+        """Return that of outputs that follow each other."""
+        ranges: list[Range] = []
+        for order in orders:
+            begin = ranges[-1].end if ranges else 0
+            ranges += [one._replace(end=begin + one.end) for one in order.ranges]
+        return SumOrder(tuple(ranges))
 
     @functools.cached_property
     def tensor(self) -> torch.Tensor:

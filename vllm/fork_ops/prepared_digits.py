@@ -80,6 +80,8 @@ def keep(result: torch.Tensor, digits: torch.Tensor, consumer: PackedWeight) -> 
 
 def of(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor | None:
     """Return the digits that were made of `x` for a weight; None if there are none."""
+    if torch.compiler.is_compiling() or not has_digits(x.device):
+        return None
     digits, consumer, place, version = getattr(
         x.untyped_storage(), "_row_digits", (None, None, None, None)
     )

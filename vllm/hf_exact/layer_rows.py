@@ -15,17 +15,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from vllm.fork_ops.decoder_layer import LayerWeights, decoder_layer_rows
+from vllm.fork_ops.decoder_layer import LayerWeights, RowOrder, decoder_layer_rows
+from vllm.fork_ops.ordered_products import SumOrder
 from vllm.hf_exact.group import Group
 from vllm.hf_exact.grouped_decode import GroupCache
 from vllm.hf_numerics.layer_parts import LayerParts, counts_without_remainder
 from vllm.hf_numerics.linear import common_order
-from vllm.hf_numerics.paged_attention import adds_in_order
+from vllm.hf_numerics.paged_attention import adds_in_order, order_in_float32
+from vllm.hf_numerics.single_row_products import RowPlan, layout_of, placed
 
 _KINDS = {
     f"transformers.models.{name.lower()}.modeling_{name.lower()}.{name}DecoderLayer"
     for name in ("Llama", "Mistral", "Qwen2", "Qwen3")
 }
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class SideBySide:
@@ -62,10 +65,26 @@ class SideBySide:
 
 
 def _joined(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
-    whole = torch.cat([one.data for one in parameters])
+    """Return one tensor [sum of lengths, ...] of which these become views, each at the same place
+    in a line of a cache as before, on which bits of float32 may depend: see `keep_their_places`.
+    """
+    _, stride, dtype, device, place = layout_of(parameters[0])
+    shape = torch.Size((sum(map(len, parameters)), *parameters[0].shape[1:]))
+    whole = placed(shape, stride, dtype, device, place)
     for one, part in zip(parameters, whole.split([len(one) for one in parameters]), strict=True):
-        one.data = part
+        one.data = part.copy_(one.data)
     return whole
+
+
+def keep_their_places(weights: Sequence[torch.Tensor]) -> bool:
+    """Whether weights lie where they do in a line of a cache when they are one behind the other."""
+    *_, place = layout_of(weights[0])
+    for weight in weights:
+        if layout_of(weight)[-1] != place:
+            return False
+        if weight.dtype == torch.float32:
+            place = (place + weight.numel() * weight.element_size()) % 64
+    return True
 
 
 class LayerRows:
@@ -82,10 +101,12 @@ class LayerRows:
         self._group = group
         self._parts = LayerParts(layer)
         attention, mlp = layer.self_attn, layer.mlp
-        self._qkv = SideBySide([attention.q_proj, attention.k_proj, attention.v_proj])
-        self._gate_up = SideBySide([mlp.gate_proj, mlp.up_proj])
+        # Before weights are moved: an order may depend on where they are.
         found = (_order(products) for products in _products(layer))
         self._orders = [order for order in found if order is not None]
+        self._attention_order = _attention_order(attention)
+        self._qkv = SideBySide([attention.q_proj, attention.k_proj, attention.v_proj])
+        self._gate_up = SideBySide([mlp.gate_proj, mlp.up_proj])
         others = [layer.input_layernorm, layer.post_attention_layernorm]
         if hasattr(attention, "q_norm"):
             others += [attention.q_norm, attention.k_norm]
@@ -158,6 +179,7 @@ class LayerRows:
             down,
             norms[0].variance_epsilon,
             norms[1].variance_epsilon,
+            self._attention_order,
         )
 
 
@@ -180,17 +202,25 @@ def can_compute(layer: Any, attention_name: str) -> bool:
     attention, mlp = layer.self_attn, layer.mlp
     products = [one for parts in _products(layer) for one in parts]
     heads = attention.q_proj.out_features // attention.head_dim
+    dtype = attention.q_proj.weight.dtype
     return (
         attention_name == "sdpa"
         and attention.head_dim <= 256  # Transformers repeats larger heads
-        and all(type(one) is nn.Linear and one.weight.dtype == torch.bfloat16 for one in products)
+        and all(type(one) is nn.Linear and one.weight.dtype == dtype for one in products)
+        and dtype in _DTYPES
         and all(one.weight.device.type == "cpu" for one in products)
         and type(mlp.act_fn).__name__ == "SiLUActivation"
-        and adds_in_order(
-            heads, heads // attention.num_key_value_groups, attention.head_dim, torch.bfloat16
-        )
+        and adds_in_order(heads, heads // attention.num_key_value_groups, attention.head_dim, dtype)
         and all(_order(parts) is not None for parts in _products(layer))
+        and all(keep_their_places([one.weight for one in parts]) for parts in _products(layer))
     )
+
+
+def _attention_order(attention: Any) -> torch.Tensor | None:
+    if attention.q_proj.weight.dtype != torch.float32:
+        return None
+    heads = attention.q_proj.out_features // attention.head_dim
+    return order_in_float32(heads, heads // attention.num_key_value_groups, attention.head_dim)
 
 
 def _products(layer: Any) -> list[list[Any]]:
@@ -200,8 +230,14 @@ def _products(layer: Any) -> list[list[Any]]:
     return [qkv, [attention.o_proj], [mlp.gate_proj, mlp.up_proj], [mlp.down_proj]]
 
 
-def _order(layers: list[Any]) -> int | None:
+def _order(layers: list[Any]) -> RowOrder | None:
     """Return the order in which rows have the bits of each layer; None if there is none."""
     if len({layer.bias is None for layer in layers}) > 1:
         return None
-    return common_order(layers)
+    if layers[0].weight.dtype == torch.float32:
+        orders = [RowPlan.of_weight(one.weight.data, one.bias is not None).order for one in layers]
+        if not all(isinstance(order, SumOrder) for order in orders):
+            return None
+        return RowOrder(0, SumOrder.one_behind_the_other(orders).tensor)
+    order = common_order(layers)
+    return None if order is None else RowOrder(order)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from vllm.fork_ops.decoder_layer import LayerWeights, RowsInPages, decoder_layer_rows
+from vllm.fork_ops.decoder_layer import LayerWeights, RowOrder, RowsInPages, decoder_layer_rows
 from vllm.forward_context import get_forward_context, is_forward_context_available
 from vllm.hf_numerics.activations import forward_silu_and_mul
 from vllm.hf_numerics.attention import HFAttentionImpl
@@ -108,22 +108,23 @@ class _Plan:
             input_norm,
             qkv,
             qkv_bias,
-            self._orders[0],
+            RowOrder(self._orders[0]),
             query_norm,
             key_norm,
             head_norms[0].variance_epsilon if head_norms else 0.0,
             output,
             output_bias,
-            self._orders[1],
+            RowOrder(self._orders[1]),
             post_norm,
             gate_up,
             gate_up_bias,
-            self._orders[2],
+            RowOrder(self._orders[2]),
             down,
             down_bias,
-            self._orders[3],
+            RowOrder(self._orders[3]),
             self._layer.input_layernorm.variance_epsilon,
             self._layer.post_attention_layernorm.variance_epsilon,
+            None,
         )
 
 
@@ -247,7 +248,7 @@ def _plan_of(layer: Any) -> _Plan | None:
         or not all(map(_is_rounded_norm, norms))
         or not _calls(attention.rotary_emb, forward_rotary)
         or not (type(mlp.act_fn) is SiluAndMul and _calls(mlp.act_fn, forward_silu_and_mul))
-        or not _attends_in_order(attention.attn)
+        or not _attends_in_order(attention.attn, layer.input_layernorm.weight.dtype)
     ):
         return None
     orders = [_order_of(one) for one in products]
@@ -274,20 +275,18 @@ def _is_rounded_norm(norm: Any) -> bool:
         _calls(norm, forward_rms_norm)
         and method.keywords.get("scaling") is Scaling.ROUNDED
         and norm.has_weight
-        and norm.weight.dtype == torch.bfloat16
+        and norm.weight.dtype in (torch.bfloat16, torch.float16)
     )
 
 
-def _attends_in_order(attention: Any) -> bool:
+def _attends_in_order(attention: Any, dtype: torch.dtype) -> bool:
     impl = attention.impl
     return (
         type(impl) is HFAttentionImpl
         and impl.takes_single_tokens
         and attention.query_quant is None
         and attention.kv_sharing_target_layer_name is None
-        and adds_in_order(
-            attention.num_heads, attention.num_kv_heads, attention.head_size, torch.bfloat16
-        )
+        and adds_in_order(attention.num_heads, attention.num_kv_heads, attention.head_size, dtype)
     )
 
 

@@ -170,14 +170,14 @@ def layer_of_layout(layout: Layout, has_bias: bool, kind: LayerType) -> Any:
     with torch.device("meta"):  # its own weights would be drawn at random
         arguments = {} if kind is Conv1D else {"bias": has_bias}
         layer = kind(shape[1], shape[0], **arguments)
-    weight = _placed(shape, stride, dtype, device, place)
+    weight = placed(shape, stride, dtype, device, place)
     layer.weight = nn.Parameter(weight, requires_grad=False)
     if layer.bias is not None:
         layer.bias = nn.Parameter(torch.randn(layer.bias.shape).to(weight), requires_grad=False)
     return layer
 
 
-def _placed(
+def placed(
     shape: torch.Size,
     stride: tuple[int, ...],
     dtype: torch.dtype,
@@ -221,7 +221,7 @@ def cancelling_rows(layer: nn.Linear | Conv1D) -> tuple[Any, torch.Tensor]:
     values = torch.randn(half, by_input.shape[1], generator=generator, device=weight.device)
     exponents = torch.randint(-8, 9, values.shape, generator=generator, device=weight.device)
     values *= torch.exp2(exponents)
-    synthetic = _placed(*layout_of(weight)).zero_()
+    synthetic = placed(*layout_of(weight)).zero_()
     view = synthetic.T if isinstance(layer, nn.Linear) else synthetic
     view[order[:half]] = view[order[half:]] = values.to(weight.dtype)
     factors = torch.randn(GROUP_SIZES[0], half, generator=generator, device=weight.device)

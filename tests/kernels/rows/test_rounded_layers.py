@@ -1,4 +1,4 @@
-"""The operators of ``hf_compat`` in 16 bits have the bits of PyTorch's, one after the other."""
+"""Operators of ``hf_compat`` around products have the bits of PyTorch's, one after the other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vllm.fork_ops import (
 from vllm.hf_numerics.norms import Scaling, rms_norm
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
-DTYPES = [torch.bfloat16, torch.float16]
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 HEADS, KV_HEADS, SIZE, PLACES = 6, 2, 32, 40
 
 
@@ -138,18 +138,27 @@ def appending(**changes: Any) -> Callable[[], Any]:
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (rotation(query=torch.zeros(3, 64)), "query must have dtype bfloat16 or float16, but has"),
+        (
+            rotation(query=torch.zeros(3, 64).int()),
+            "query must have dtype float32, bfloat16 or float16",
+        ),
         (rotation(key=torch.zeros(2, 64).bfloat16()), "key must have one entry for each of the 3"),
         (rotation(head_size=30), "cos_sin has 32 columns for heads of 30"),
         (rotation(head_size=48), "query must have heads of 48, but has 64 columns"),
         (rotation(positions=torch.tensor([0, 40, 1])), r"positions\[1\] is 40, and cos_sin has 40"),
         (rotation(positions=torch.tensor([0, 1, -1])), r"positions\[2\] is -1"),
-        (norm(x=torch.zeros(3, 64)), "x must have dtype bfloat16 or float16, but has float32"),
+        (
+            norm(x=torch.zeros(3, 64).int()),
+            "x must have dtype float32, bfloat16 or float16, but has",
+        ),
         (norm(x=torch.zeros(64, 3).half().t()), "x must be contiguous"),
         (norm(residual=torch.zeros(2, 64).half()), "residual must have the shape of x"),
         (norm(residual=torch.zeros(3, 64)), "residual must have dtype float16, but has float32"),
         (partial(silu_and_mul_rounded, torch.zeros(3, 5).half()), "even number of columns, but ha"),
-        (partial(silu_and_mul_rounded, torch.zeros(3, 6)), "x must have dtype bfloat16 or float16"),
+        (
+            partial(silu_and_mul_rounded, torch.zeros(3, 6).int()),
+            "x must have dtype float32, bfloat16",
+        ),
         (norm(weight=torch.zeros(64)), "weight must have dtype float16, but has float32"),
         (norm(weight=torch.zeros(63).half()), "weight must have one entry for each of the 64"),
         (appending(key=torch.zeros(3, 2, 32).half()), "key must have dtype float32, but has float"),
