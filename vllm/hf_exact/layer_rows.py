@@ -235,8 +235,9 @@ def _order(layers: list[Any]) -> RowOrder | None:
     if len({layer.bias is None for layer in layers}) > 1:
         return None
     if layers[0].weight.dtype == torch.float32:
-        orders = [RowPlan.of_weight(one.weight.data, one.bias is not None).order for one in layers]
-        if not all(isinstance(order, SumOrder) for order in orders):
+        plans = [RowPlan.of_weight(one.weight.data, one.bias is not None) for one in layers]
+        orders = [plan.order for plan in plans if isinstance(plan.order, SumOrder)]
+        if len(orders) < len(plans):
             return None
         return RowOrder(0, SumOrder.one_behind_the_other(orders).tensor)
     order = common_order(layers)
