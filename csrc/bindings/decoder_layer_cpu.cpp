@@ -3,6 +3,9 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <array>
+#include <cstring>
+#include <initializer_list>
 #include <optional>
 #include <tuple>
 
@@ -37,10 +40,43 @@ Tensor by_head(const Tensor& x, int64_t size) {
   return torch::stable::view(x, {x.size(0), x.size(1) / size, size});
 }
 
-// Products of rows in 16 bits with a number for their order, and in float32 with steps.
+// PyTorch's own product.
+Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) {
+  using torch::stable::detail::from;
+  std::array<StableIValue, 3> stack{from(x), from(weight), from(bias)};
+  TORCH_ERROR_CODE_CHECK(
+      torch_call_dispatcher("aten::linear", "", stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+// A single float32 row with each part of a weight, as the layers that it is of are multiplied.
+Tensor by_parts(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+                std::initializer_list<int64_t> sizes) {
+  Tensor result = torch::stable::new_empty(x, {1, weight.size(0)});
+  auto* target = static_cast<float*>(result.data_ptr());
+  Tensor whole = weight;
+  int64_t first = 0;
+  for (const int64_t size : sizes) {
+    std::optional<Tensor> own_bias;
+    if (bias) {
+      Tensor all = *bias;
+      own_bias = torch::stable::narrow(all, 0, first, size);
+    }
+    const Tensor part = linear(x, torch::stable::narrow(whole, 0, first, size), own_bias);
+    std::memcpy(target + first, part.data_ptr(), size * sizeof(float));
+    first += size;
+  }
+  return result;
+}
+
+// Products of rows in 16 bits with a number for their order, and in float32 with steps, of which a
+// single row, being one of sixteen lanes, takes longer than the library's own product.
 Tensor products(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
-                int64_t order, const std::optional<Tensor>& steps) {
-  return steps ? ordered_products(x, weight, bias, *steps) : row_products(x, weight, bias, order);
+                int64_t order, const std::optional<Tensor>& steps,
+                std::initializer_list<int64_t> sizes) {
+  if (!steps) return row_products(x, weight, bias, order);
+  if (x.size(0) == 1) return by_parts(x, weight, bias, sizes);
+  return ordered_products(x, weight, bias, *steps);
 }
 
 std::tuple<Tensor, Tensor> decoder_layer_rows(
@@ -63,7 +99,8 @@ std::tuple<Tensor, Tensor> decoder_layer_rows(
 
   auto [normed, total] = rms_norm_rounded(x, residual, input_norm, input_epsilon);
   if (!residual) total = x;
-  const Tensor projected = products(normed, qkv, qkv_bias, qkv_order, qkv_steps);
+  const Tensor projected = products(normed, qkv, qkv_bias, qkv_order, qkv_steps,
+                                    {query_columns, kv_columns, kv_columns});
   Tensor before_query = columns(projected, 0, query_columns);
   Tensor before_key = columns(projected, query_columns, kv_columns);
   if (query_norm) before_query = heads_normed(before_query, *query_norm, head_epsilon);
@@ -77,11 +114,12 @@ std::tuple<Tensor, Tensor> decoder_layer_rows(
       paged_sdpa(queries, pages, blocks, starts, stops, size, scale, query_columns != kv_columns,
                  /*thread_per_request=*/false, /*in_one=*/true, attention_order);
   const Tensor mixed = products(torch::stable::view(attended, {rows, query_columns}), output,
-                                output_bias, output_order, output_steps);
+                                output_bias, output_order, output_steps, {output.size(0)});
   const auto [again, sum] = rms_norm_rounded(mixed, total, post_norm, post_epsilon);
   const Tensor gated =
-      silu_and_mul_rounded(products(again, gate_up, gate_up_bias, gate_up_order, gate_up_steps));
-  return {products(gated, down, down_bias, down_order, down_steps), sum};
+      silu_and_mul_rounded(products(again, gate_up, gate_up_bias, gate_up_order, gate_up_steps,
+                                    {gate_up.size(0) / 2, gate_up.size(0) / 2}));
+  return {products(gated, down, down_bias, down_order, down_steps, {down.size(0)}), sum};
 }
 
 }  // namespace

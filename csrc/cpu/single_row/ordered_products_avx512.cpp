@@ -84,24 +84,33 @@ void products(const OrderedProducts& given, int64_t first, int64_t first_group) 
   }
 }
 
+// As many outputs at once as leave registers for their sums.
 template <int kGroups>
 void all_outputs(const OrderedProducts& given, int64_t first_group) {
   int64_t n = 0;
-  for (; n + kOrderedOutputs <= given.outputs; n += kOrderedOutputs) {
-    products<kOrderedOutputs, kGroups>(given, n, first_group);
+  if constexpr (kGroups <= kOrderedGroups) {
+    for (; n + kOrderedOutputs <= given.outputs; n += kOrderedOutputs) {
+      products<kOrderedOutputs, kGroups>(given, n, first_group);
+    }
   }
+  for (; n + 4 <= given.outputs; n += 4) products<4, kGroups>(given, n, first_group);
+  for (; n + 2 <= given.outputs; n += 2) products<2, kGroups>(given, n, first_group);
   for (; n < given.outputs; ++n) products<1, kGroups>(given, n, first_group);
+}
+
+template <int kGroups>
+void all_groups(const OrderedProducts& given, int64_t& next) {
+  for (; next + kGroups <= given.groups; next += kGroups) all_outputs<kGroups>(given, next);
 }
 
 }  // namespace avx512
 }  // namespace
 
 void ordered_products_avx512(const OrderedProducts& given) {
-  int64_t g = 0;
-  for (; g + kOrderedGroups <= given.groups; g += kOrderedGroups) {
-    avx512::all_outputs<kOrderedGroups>(given, g);
-  }
-  if (g < given.groups) avx512::all_outputs<1>(given, g);
+  int64_t next = 0;
+  if (given.outputs < kOrderedOutputs) avx512::all_groups<4>(given, next);
+  avx512::all_groups<kOrderedGroups>(given, next);
+  avx512::all_groups<1>(given, next);
 }
 
 }  // namespace vllm_fork

@@ -6,28 +6,12 @@
 
 #include "cpu/torch_attention/softmax_avx512.h"
 #include "cpu/torch_attention/token_attention.h"
+#include "cpu/torch_attention/transpose_avx512.h"
 #include "cpu/torch_attention/values_avx512.h"
 
 namespace vllm_fork {
 namespace {
 namespace avx512 {
-
-// Writes columns of up to sixteen tokens as rows [size, 16]; lanes that have no token are zeros.
-void transpose(const float* const* tokens, int64_t count, int64_t size, float* target) {
-  const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-  constexpr int kApart = kLanes + 1;  // so that columns do not share the lines of a cache
-  const __m512i places = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(kApart));
-  alignas(64) float rows[kLanes * kApart] = {};
-  for (int64_t column = 0; column < size; column += kLanes) {
-    for (int64_t t = 0; t < count; ++t) {
-      _mm512_storeu_ps(rows + t * kApart, _mm512_loadu_ps(tokens[t] + column));
-    }
-    for (int64_t i = 0; i < kLanes; ++i) {
-      _mm512_storeu_ps(target + (column + i) * kLanes,
-                       _mm512_i32gather_ps(places, rows + i, sizeof(float)));
-    }
-  }
-}
 
 // A block of keys, and the scores of all heads with them.
 struct Scores {
@@ -46,8 +30,11 @@ struct Scores {
   void write(int64_t first, int64_t count) const {
     const int64_t groups = (count + kLanes - 1) / kLanes;
     for (int64_t g = 0; g < groups; ++g) {
-      transpose(given.keys + first + g * kLanes, std::min(kLanes, count - g * kLanes), given.size,
-                keys + g * given.size * kLanes);
+      const int64_t own = first + g * kLanes;
+      for (int64_t i = 0; i < given.size; i += kLanes) {
+        write_columns<Float32Lanes>(given.keys + own, std::min(kLanes, first + count - own), i,
+                                    kLanes, keys + (g * given.size + i) * kLanes);
+      }
     }
     multiply(0, groups, given.order->keys);
     for (int64_t h = 0; h < given.heads; ++h) {
@@ -96,25 +83,22 @@ inline __m512 added_by_steps(const WeightedValues<Float32Lanes>& given, const Fl
 template <int kHeads>
 void add_values(const FloatTokenAttention& given, const float* scores, int64_t first, int64_t count,
                 int64_t head, float* sums) {
-  constexpr int64_t none[kHeads] = {};
   int64_t apart[kHeads] = {};
   for (int h = 0; h < kHeads && given.order->has_columns_apart; ++h) {
     apart[h] = given.columns_apart_of(head + h);
   }
   const float* const* values = given.values + first;
   const float* weights = scores + head * kTokenKeys;
-  for (int64_t i = 0; i < given.size; i += kLanes) {
-    float* own = sums + head * given.size + i;
-    if (given.order->tokens == 1 && !given.order->is_fused) {
-      add_in_sequence<Float32Lanes, kHeads>(weights, values, count, i, given.size,
-                                            i == 0 ? apart : none, own);
-      continue;
-    }
-    for (int h = 0; h < kHeads; ++h, own += given.size) {
-      const WeightedValues<Float32Lanes> of_head{weights + h * kTokenKeys, values, i};
-      const __m512 sum = _mm512_loadu_ps(own);
-      _mm512_storeu_ps(own, added_by_steps(of_head, *given.order, count, sum));
-    }
+  float* own = sums + head * given.size;
+  if (given.order->tokens == 1 && !given.order->is_fused) {
+    add_all_in_sequence<Float32Lanes, kHeads>(weights, values, count, given.size, apart, own);
+    return;
+  }
+  for (int64_t i = 0; i < kHeads * given.size; i += kLanes) {
+    const int64_t h = i / given.size;
+    const WeightedValues<Float32Lanes> of_head{weights + h * kTokenKeys, values, i % given.size};
+    const __m512 sum = _mm512_loadu_ps(own + i);
+    _mm512_storeu_ps(own + i, added_by_steps(of_head, *given.order, count, sum));
   }
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cpu/torch_attention/softmax_avx512.h"
+#include "cpu/torch_attention/transpose_avx512.h"
 
 namespace vllm_fork {
 namespace {
@@ -17,21 +18,6 @@ constexpr int64_t kRows = kPromptRows;
 // From one column of keys to the next: 512 floats, and some so that columns do not share the lines of
 // a cache.
 constexpr int64_t kKeyStride = kPromptKeys + kLanes;
-
-// Writes sixteen columns of up to sixteen tokens, which lie one behind the other, as sixteen rows.
-template <class Number>
-void transpose(const uint16_t* const* tokens, int64_t count, int64_t column, float* target) {
-  constexpr int kApart = kLanes + 1;
-  alignas(64) float rows[kLanes * kApart] = {};
-  for (int64_t t = 0; t < count; ++t) {
-    _mm512_storeu_ps(rows + t * kApart, Number::widen(tokens[t] + column));
-  }
-  const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-  const __m512i places = _mm512_mullo_epi32(lanes, _mm512_set1_epi32(kApart));
-  for (int64_t i = 0; i < kLanes; ++i) {
-    _mm512_storeu_ps(target + i * kKeyStride, _mm512_i32gather_ps(places, rows + i, 4));
-  }
-}
 
 // Keys and values of up to 512 tokens, as float32.
 template <class Number>
@@ -44,8 +30,8 @@ struct Block {
   void read(const PromptAttention& given, int64_t first, int64_t count) {
     for (int64_t t = 0; t < count; t += kLanes) {
       for (int64_t i = 0; i < given.size; i += kLanes) {
-        transpose<Number>(given.keys + first + t, std::min(kLanes, count - t), i,
-                  keys + i * kKeyStride + t);
+        write_columns<Number>(given.keys + first + t, std::min(kLanes, count - t), i, kKeyStride,
+                              keys + i * kKeyStride + t);
       }
     }
     is_finite = true;

@@ -130,7 +130,6 @@ void attend(const TokenAttention& given, int64_t first_head) {
   float* sums = given.scratch;  // [heads, size]
   float* scores = sums + kHeads * size;
   RowState states[kHeads];
-  constexpr int64_t none[kHeads] = {};
   int64_t apart[kHeads];
   for (int h = 0; h < kHeads; ++h) apart[h] = given.columns_apart_of(first_head + h);
   std::fill_n(sums, kHeads * size, 0.0f);
@@ -141,12 +140,12 @@ void attend(const TokenAttention& given, int64_t first_head) {
       next_weights<Number>(scores + h * kTokenKeys, count, count, given.scale, first == 0, size,
                            states[h], sums + h * size);
     }
-    for (int64_t i = 0; i < size; i += kLanes) {
-      if constexpr (std::is_same_v<Number, Float16Lanes>) {
-        add_in_sequence<Number, kHeads>(scores, given.values + first, count, i, size,
-                                        i == 0 ? apart : none, sums + i);
-      } else {
-        add_columns<kHeads>(scores, given.values + first, count, i, size, sums + i);
+    const uint16_t* const* values = given.values + first;
+    if constexpr (std::is_same_v<Number, Float16Lanes>) {
+      add_all_in_sequence<Number, kHeads>(scores, values, count, size, apart, sums);
+    } else {
+      for (int64_t i = 0; i < size; i += kLanes) {
+        add_columns<kHeads>(scores, values, count, i, size, sums + i);
       }
     }
   }

@@ -44,30 +44,55 @@ __m512 added_apart(const WeightedValues<Number>& given, int64_t count, __m512 su
   return sum;
 }
 
-// Adds sixteen columns of the values of `count` tokens, by their weights, to those of each head.
+// Adds kVectors * 16 columns of the values of `count` tokens, by their weights, to those of each head.
 //
-//   apart   of each head, the first of the sixteen that are added apart
+//   apart   of each head, the first columns that are added apart, fewer than sixteen
 //   sums    [kHeads], `size` from one head to the next
-template <class Number, int kHeads>
+template <class Number, int kHeads, int kVectors>
 void add_in_sequence(const float* weights, const typename Number::Bits* const* values,
                      int64_t count, int64_t column, int64_t size, const int64_t* apart,
                      float* sums) {
-  __m512 all[kHeads], before[kHeads];
-  for (int h = 0; h < kHeads; ++h) all[h] = before[h] = _mm512_loadu_ps(sums + h * size);
+  __m512 all[kHeads][kVectors], before[kHeads];
+  for (int h = 0; h < kHeads; ++h) {
+    for (int v = 0; v < kVectors; ++v) all[h][v] = _mm512_loadu_ps(sums + h * size + v * kLanes);
+    before[h] = all[h][0];
+  }
   for (int64_t k = 0; k < count; ++k) {
-    const __m512 v = Number::widen(values[k] + column);
+    __m512 value[kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+      value[v] = Number::widen(values[k] + column + v * kLanes);
+    }
     for (int h = 0; h < kHeads; ++h) {
       const __m512 weight = _mm512_set1_ps(weights[h * kTokenKeys + k]);
-      all[h] = _mm512_add_ps(all[h], _mm512_mul_ps(v, weight));
+      for (int v = 0; v < kVectors; ++v) {
+        all[h][v] = _mm512_add_ps(all[h][v], _mm512_mul_ps(value[v], weight));
+      }
     }
   }
   for (int h = 0; h < kHeads; ++h) {
     if (apart[h] > 0) {
       const WeightedValues<Number> own{weights + h * kTokenKeys, values, column};
       const auto first = static_cast<__mmask16>((1 << apart[h]) - 1);
-      all[h] = _mm512_mask_mov_ps(all[h], first, added_apart(own, count, before[h]));
+      all[h][0] = _mm512_mask_mov_ps(all[h][0], first, added_apart(own, count, before[h]));
     }
-    _mm512_storeu_ps(sums + h * size, all[h]);
+    for (int v = 0; v < kVectors; ++v) _mm512_storeu_ps(sums + h * size + v * kLanes, all[h][v]);
+  }
+}
+
+// All columns, of which the first ones of a head may be added apart.
+template <class Number, int kHeads>
+void add_all_in_sequence(const float* weights, const typename Number::Bits* const* values,
+                         int64_t count, int64_t size, const int64_t* apart, float* sums) {
+  constexpr int kVectors = 4 / kHeads > 1 ? 4 / kHeads : 1;
+  constexpr int64_t none[kHeads] = {};
+  int64_t i = 0;
+  for (; i + kVectors * kLanes <= size; i += kVectors * kLanes) {
+    add_in_sequence<Number, kHeads, kVectors>(weights, values, count, i, size,
+                                              i == 0 ? apart : none, sums + i);
+  }
+  for (; i < size; i += kLanes) {
+    add_in_sequence<Number, kHeads, 1>(weights, values, count, i, size, i == 0 ? apart : none,
+                                       sums + i);
   }
 }
 
