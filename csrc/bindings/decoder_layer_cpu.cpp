@@ -88,8 +88,9 @@ std::tuple<Tensor, Tensor> decoder_layer_rows(
     std::optional<Tensor> gate_up_bias, int64_t gate_up_order,
     std::optional<Tensor> gate_up_steps, Tensor down, std::optional<Tensor> down_bias,
     int64_t down_order, std::optional<Tensor> down_steps, double input_epsilon,
-    double post_epsilon, std::optional<Tensor> attention_order, Tensor positions, Tensor cos_sin, bool is_neox, Tensor pages, Tensor slots, Tensor blocks,
-    Tensor starts, Tensor stops, double scale) {
+    double post_epsilon, std::optional<Tensor> attention_order, Tensor positions, Tensor cos_sin,
+    bool is_neox, Tensor pages, Tensor slots, Tensor blocks, Tensor starts, Tensor stops,
+    double scale) {
   check_dim(kLayer, "pages", pages, 4);
   const int64_t rows = x.size(0), kv_heads = pages.size(1), size = pages.size(3) / 2;
   const int64_t kv_columns = kv_heads * size, query_columns = qkv.size(0) - 2 * kv_columns;

@@ -151,7 +151,7 @@ void attend_in_one(const Tensor& query, const Tensor& pages, const Tensor& block
       places.resize(2 * span->length);
       const uint16_t **keys = places.data(), **values = keys + span->length;
       TokenPlaces<uint16_t>{cache + kv_head * pages.stride(1), pages.stride(0), pages.stride(2),
-                  pages.size(2), size}
+                            pages.size(2), size}
           .write(all_blocks + span->row * blocks.stride(0), 0, span->length, keys, values);
       // The rows of tensors where the prompt's first token is, or would be.
       const int64_t row = span->end - span->length;

@@ -7,9 +7,10 @@ namespace vllm_fork {
 
 // PyTorch multiplies a single row in 16 bits with a weight by another kernel than several rows, and
 // adds in another order. This is that order (ATen, ReducedPrecisionFloatGemvFastPathKernel.cpp,
-// bf16_gemv_trans and fp16_gemv_trans with vectors of 16), for any number of rows: element i belongs to sum i % 64,
-// then 64 sums are folded into 32, 16, 8, 4, 2 and 1. What is left over of whole 64 has eight sums, as
-// far as it is a multiple of 16, which are folded and added; the last ones are added one by one.
+// bf16_gemv_trans and fp16_gemv_trans with vectors of 16), for any number of rows: element i belongs
+// to sum i % 64, then 64 sums are folded into 32, 16, 8, 4, 2 and 1. What is left over of whole 64 has
+// eight sums, as far as it is a multiple of 16, which are folded and added; the last ones are added
+// one by one.
 //
 //   x        [rows, size], float
 //   weight   [outputs, size], the bits of bfloat16 or float16

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cpu/single_row/eight_sums_avx512.h"
 #include "cpu/single_row/row_products.h"
 
 namespace vllm_fork {
@@ -30,18 +31,11 @@ inline float fold(const __m512* sums) {
 template <bool kIsFloat16>
 float with_rest(float sum, const float* x, const uint16_t* weight, int64_t first, int64_t size) {
   int64_t i = first;
-  __m256 sums = _mm256_setzero_ps();
+  EightSums sums;
   for (; i + kLanes <= size; i += kLanes) {
-    const __m512 products = _mm512_mul_ps(_mm512_loadu_ps(x + i), widen<kIsFloat16>(weight + i));
-    sums = _mm256_add_ps(sums, _mm512_castps512_ps256(products));
-    const __m512 upper = _mm512_shuffle_f32x4(products, products, 0xee);
-    sums = _mm256_add_ps(sums, _mm512_castps512_ps256(upper));
+    sums.add(_mm512_mul_ps(_mm512_loadu_ps(x + i), widen<kIsFloat16>(weight + i)));
   }
-  if (i > first) {
-    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1));
-    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    sum += _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 0x55)));
-  }
+  if (i > first) sum += sums.folded();
   if (i == size) return sum;
   uint16_t last[kLanes] = {};
   std::copy(weight + i, weight + size, last);

@@ -133,12 +133,15 @@ struct Tile {
       }
       const uint16_t* row =
           given.query + (begin + r) * given.query_token + head * given.query_head;
-      for (int64_t i = 0; i < given.size; i += kLanes) _mm512_storeu_ps(own + i, Number::widen(row + i));
+      for (int64_t i = 0; i < given.size; i += kLanes) {
+        _mm512_storeu_ps(own + i, Number::widen(row + i));
+      }
     }
   }
 
   // Attends from rows to the keys of a block, that begins at token `first`.
-  void attend(const Block<Number>& block, int64_t begin, int64_t first, RowState* states, float* sums) {
+  void attend(const Block<Number>& block, int64_t begin, int64_t first, RowState* states,
+              float* sums) {
     const int64_t count = std::min(kPromptKeys, given.length - first);
     const int64_t seen = std::min(count, begin + kRows - first);  // by the last row
     // What is not seen has a weight of zero, which changes no sum but of values that are not finite.
@@ -148,7 +151,7 @@ struct Tile {
       float* own = scores + r * kPromptKeys;
       const int64_t of_row = std::min(count, begin + r - first + 1);
       next_weights<Number>(own, count, of_row, given.scale, first == 0, given.size, states[r],
-                   sums + r * given.size);
+                           sums + r * given.size);
       std::fill(own + of_row, own + std::max(of_row, added), 0.0f);
     }
     add_values(scores, block.values, added, block_of(count), given.size, sums);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "cpu/single_row/eight_sums_avx512.h"
 #include "cpu/torch_attention/softmax_avx512.h"
 #include "cpu/torch_attention/token_attention.h"
 #include "cpu/torch_attention/values_avx512.h"
@@ -51,16 +52,12 @@ void score(const uint16_t* query, const uint16_t* const* keys, int64_t size, flo
 
 // The score of one key with one query, in eight sums.
 inline float score_in_eight(const uint16_t* query, const uint16_t* key, int64_t size) {
-  __m256 sums = _mm256_setzero_ps();
+  using Lanes = Float16Lanes;
+  EightSums sums;
   for (int64_t i = 0; i < size; i += kLanes) {
-    const __m512 products = _mm512_mul_ps(Float16Lanes::widen(query + i), Float16Lanes::widen(key + i));
-    sums = _mm256_add_ps(sums, _mm512_castps512_ps256(products));
-    const __m512 upper = _mm512_shuffle_f32x4(products, products, 0xee);
-    sums = _mm256_add_ps(sums, _mm512_castps512_ps256(upper));
+    sums.add(_mm512_mul_ps(Lanes::widen(query + i), Lanes::widen(key + i)));
   }
-  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1));
-  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-  return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 0x55)));
+  return sums.folded();
 }
 
 // Asks for what lies at four tokens to be brought near, which takes as long as many products.
@@ -104,12 +101,12 @@ void add_columns(const float* weights, const uint16_t* const* values, int64_t co
   const auto weight = [&](int head, int64_t token) {
     return _mm512_set1_ps(weights[head * kTokenKeys + token]);
   };
+  const auto value = [&](int64_t token) { return Bfloat16Lanes::widen(values[token] + column); };
   __m512 all[kHeads];
   for (int h = 0; h < kHeads; ++h) all[h] = _mm512_loadu_ps(sums + h * size);
   int64_t k = 0;
   for (; k + kKeys <= count; k += kKeys) {
-    const __m512 v0 = Bfloat16Lanes::widen(values[k] + column), v1 = Bfloat16Lanes::widen(values[k + 1] + column);
-    const __m512 v2 = Bfloat16Lanes::widen(values[k + 2] + column), v3 = Bfloat16Lanes::widen(values[k + 3] + column);
+    const __m512 v0 = value(k), v1 = value(k + 1), v2 = value(k + 2), v3 = value(k + 3);
     for (int h = 0; h < kHeads; ++h) {
       const __m512 even = _mm512_fmadd_ps(v2, weight(h, k + 2), _mm512_mul_ps(v0, weight(h, k)));
       const __m512 odd = _mm512_fmadd_ps(v3, weight(h, k + 3), _mm512_mul_ps(v1, weight(h, k + 1)));
@@ -117,7 +114,7 @@ void add_columns(const float* weights, const uint16_t* const* values, int64_t co
     }
   }
   for (int64_t left = count - 1; left >= k; --left) {
-    const __m512 v = Bfloat16Lanes::widen(values[left] + column);
+    const __m512 v = value(left);
     for (int h = 0; h < kHeads; ++h) all[h] = _mm512_fmadd_ps(v, weight(h, left), all[h]);
   }
   for (int h = 0; h < kHeads; ++h) _mm512_storeu_ps(sums + h * size, all[h]);
