@@ -12,8 +12,8 @@ from tests.kernels.emulation import Guarded, compile_emulation, pointer
 from tests.kernels.portable_cases import DTYPES, assert_same
 from tests.kernels.product.emulated_product import EmulatedProduct, TensorCores
 from tests.kernels.product.portable_product_cases import Case
-from tests.kernels.product.test_portable_product import exponents_for
-from vllm.fork_ops.portable_product import PackedWeight, pack_weight, portable_product
+from tests.kernels.product.test_cuda_emulation_product import packed_for_both
+from vllm.fork_ops.portable_product import pack_weight, portable_product
 
 CORES = TensorCores.INT8_WARPGROUPS
 
@@ -21,15 +21,6 @@ CORES = TensorCores.INT8_WARPGROUPS
 @pytest.fixture(scope="module")
 def gpu(tmp_path_factory: pytest.TempPathFactory) -> EmulatedProduct:
     return EmulatedProduct.compile(tmp_path_factory.mktemp("emulated_warpgroups"))
-
-
-def packed_for_both(case: Case, gpu: EmulatedProduct) -> tuple[PackedWeight, PackedWeight]:
-    weight = case.make_weight()
-    exponents = exponents_for(weight, case)
-    on_cpu = pack_weight(weight, exponents)
-    on_gpu, refused = gpu.pack(weight, exponents, on_cpu.segments)
-    assert refused == -1
-    return on_cpu, on_gpu
 
 
 def assert_products_agree(
