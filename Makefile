@@ -111,11 +111,10 @@ lint: plan dev
 
 bench: plan dev
 	$(BIN)/python -m benchmarks.sequences_equal
-	$(BIN)/python -m benchmarks.engine_throughput
+	$(BIN)/python -m benchmarks.speed_by_mode
 	$(BIN)/python -m benchmarks.exact_throughput
 	$(BIN)/python -m benchmarks.engine_start
 	$(BIN)/python -m benchmarks.deterministic_accuracy
-	$(BIN)/python -m benchmarks.deterministic_throughput
 	$(BIN)/python -m benchmarks.penalty_kernel
 	$(BIN)/python -m benchmarks.portable_operations
 	$(BIN)/python -m benchmarks.portable_product

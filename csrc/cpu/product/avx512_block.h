@@ -5,7 +5,7 @@
 
 #include <immintrin.h>
 
-#include "portable/product_layout.h"
+#include "cpu/product/tile_sums.h"
 
 namespace vllm_fork {
 namespace {
@@ -16,12 +16,11 @@ VLLM_FORK_INLINE __m512 avx512_scales(__m512i words) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(exponents, 23));
 }
 
-// The specification's add_block_sum; both products are exact, so the last may be fused.
-VLLM_FORK_INLINE void avx512_add_scaled(float* sums, __m512i block, __m512 weight_scales,
-                                        float row_scale) {
+// The specification's add_block_sum for 16 outputs, whose sums are at `index`.
+VLLM_FORK_INLINE void avx512_add_scaled(const TileSums& sums, int64_t index, __m512i block,
+                                        __m512 weight_scales, float row_scale) {
   const __m512 scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(block), weight_scales);
-  const __m512 scale = _mm512_set1_ps(row_scale);
-  _mm512_store_ps(sums, _mm512_fmadd_ps(scaled, scale, _mm512_load_ps(sums)));
+  sums.add(index, _mm512_mul_ps(scaled, _mm512_set1_ps(row_scale)));
 }
 
 }  // namespace

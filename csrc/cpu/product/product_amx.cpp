@@ -54,11 +54,12 @@ struct Tiles {
     asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kA), "i"(kB));
   }
 
-  VLLM_FORK_INLINE static void add_row(float* sums, const int32_t* high, const int32_t* mixed,
-                                       const uint8_t* words, float row_scale) {
+  VLLM_FORK_INLINE static void add_row(const TileSums& sums, int64_t index, const int32_t* high,
+                                       const int32_t* mixed, const uint8_t* words,
+                                       float row_scale) {
     const __m512i highs = _mm512_slli_epi32(_mm512_load_si512(high), 8);
     const __m512i block = _mm512_add_epi32(highs, _mm512_load_si512(mixed));
-    avx512_add_scaled(sums, block, avx512_scales(_mm512_load_si512(words)), row_scale);
+    avx512_add_scaled(sums, index, block, avx512_scales(_mm512_load_si512(words)), row_scale);
   }
 };
 

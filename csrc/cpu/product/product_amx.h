@@ -144,8 +144,8 @@ struct AmxKernel {
     const uint8_t* words = work.weights + panel * work.panel_bytes;
     for (int64_t m = begin; m < end; ++m) {
       const float row_scale = work.row_scales[(first + m) * work.scale_stride];
-      float* target = work.sums + ((first + m) * work.panels + panel) * kPanel;
-      Tiles::add_row(target, sums.values[panel][0][m], sums.values[panel][1][m], words, row_scale);
+      const int64_t index = ((first + m) * work.panels + panel) * kPanel;
+      Tiles::add_row(work.sums, index, sums.values[panel][0][m], sums.values[panel][1][m], words, row_scale);
     }
   }
 };

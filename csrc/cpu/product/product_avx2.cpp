@@ -39,12 +39,11 @@ struct Vector {
   static constexpr OddBytes odd_bytes{};
 
   // The specification's add_block_sum, for the block words of 8 outputs.
-  VLLM_FORK_INLINE static void add_scaled(float* sums, __m256i block, __m256i words,
-                                          float row_scale) {
+  VLLM_FORK_INLINE static void add_scaled(const TileSums& sums, int64_t index, __m256i block,
+                                          __m256i words, float row_scale) {
     const __m256i bits = _mm256_slli_epi32(_mm256_and_si256(words, _mm256_set1_epi32(255)), 23);
     const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(block), _mm256_castsi256_ps(bits));
-    const __m256 addend = _mm256_mul_ps(scaled, _mm256_set1_ps(row_scale));
-    _mm256_store_ps(sums, _mm256_add_ps(_mm256_load_ps(sums), addend));
+    sums.add(index, _mm256_mul_ps(scaled, _mm256_set1_ps(row_scale)));
   }
 };
 

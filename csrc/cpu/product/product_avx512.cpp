@@ -32,9 +32,9 @@ struct Vector {
   static constexpr EvenBytes even_bytes{};
   static constexpr OddBytes odd_bytes{};
 
-  VLLM_FORK_INLINE static void add_scaled(float* sums, __m512i block, __m512i words,
-                                          float row_scale) {
-    avx512_add_scaled(sums, block, avx512_scales(words), row_scale);
+  VLLM_FORK_INLINE static void add_scaled(const TileSums& sums, int64_t index, __m512i block,
+                                          __m512i words, float row_scale) {
+    avx512_add_scaled(sums, index, block, avx512_scales(words), row_scale);
   }
 };
 

@@ -13,6 +13,7 @@ namespace avx512vnni {
 
 constexpr int kMostRows = 6;    // 6 rows of 2 panels: 24 of 32 registers are sums
 constexpr int kFewestRows = 2;  // up to so many take 4 panels: fewer would wait for each other
+constexpr int kPanelsOfMany = 2;
 
 VLLM_FORK_INLINE __m512i load(const uint8_t* bytes) { return _mm512_load_si512(bytes); }
 
@@ -62,9 +63,20 @@ struct Sums {
   }
 };
 
-template <int kRows, int kPanels>
-void add_rows(const BlockWork& work, int64_t first) {
+// What a pass over a block asks for of what comes later, while it multiplies: where several passes
+// multiply the same block with other rows, each of the first ones asks for one panel. Where few rows
+// go fast through a block, a processor sees by itself what comes.
+enum class Asks { kNothing, kOnePanel, kAllPanels };
+
+VLLM_FORK_INLINE void ask_for_group(const uint8_t* weights) {
+  _mm_prefetch(reinterpret_cast<const char*>(weights), _MM_HINT_T0);
+  _mm_prefetch(reinterpret_cast<const char*>(weights + kGroupBytes / 2), _MM_HINT_T0);
+}
+
+template <int kRows, int kPanels, Asks kAsks>
+void add_rows(const BlockWork& work, int64_t first, int64_t pass) {
   Sums<kRows, kPanels> sums(work);
+  const int64_t asked = work.ahead + pass * work.panel_bytes;
   const uint8_t* rows = work.digits + first * work.row_bytes;
   const uint8_t* weights = work.weights + kWordBytes;
   for (int64_t g = 0; g < work.groups; ++g) {
@@ -79,23 +91,36 @@ void add_rows(const BlockWork& work, int64_t first) {
       const __m512i x_low = four(rows + m * work.row_bytes + kGroup);
       for (int n = 0; n < kPanels; ++n) sums.add(m, n, x_high, x_low, w_high[n], w_low[n]);
     }
+    if constexpr (kAsks == Asks::kOnePanel) ask_for_group(weights + asked);
+    if constexpr (kAsks == Asks::kAllPanels) {
+      for (int n = 0; n < kPanels; ++n) ask_for_group(weights + work.ahead + n * work.panel_bytes);
+    }
     weights += kGroupBytes;
     rows += kDigits * kGroup;
   }
+  const TileSums target = work.sums.behind(first * kPanels * kPanel);
+  const float* row_scales = work.row_scales + first * work.scale_stride;
+#pragma GCC unroll 4
   for (int n = 0; n < kPanels; ++n) {
     const __m512 scales = avx512_scales(load(work.weights + n * work.panel_bytes));
+#pragma GCC unroll 8
     for (int m = 0; m < kRows; ++m) {
-      float* target = work.sums + ((first + m) * work.panels + n) * kPanel;
-      const float row_scale = work.row_scales[(first + m) * work.scale_stride];
-      avx512_add_scaled(target, sums.block(m, n), scales, row_scale);
+      const float row_scale = row_scales[m * work.scale_stride];
+      avx512_add_scaled(target, (m * kPanels + n) * kPanel, sums.block(m, n), scales, row_scale);
     }
   }
 }
 
 template <int kRows, int kPanels>
-VLLM_FORK_INLINE void add_rows(const BlockWork& work, int64_t first, int64_t rows) {
-  if (rows == kRows) return add_rows<kRows, kPanels>(work, first);
-  if constexpr (kRows > 1) add_rows<kRows - 1, kPanels>(work, first, rows);
+VLLM_FORK_INLINE void add_rows(const BlockWork& work, int64_t first, int64_t rows, int64_t pass) {
+  if (rows == kRows) {
+    if constexpr (kPanels <= kPanelsOfMany) {
+      if (rows == work.rows) return add_rows<kRows, kPanels, Asks::kAllPanels>(work, first, pass);
+      if (pass < kPanels) return add_rows<kRows, kPanels, Asks::kOnePanel>(work, first, pass);
+    }
+    return add_rows<kRows, kPanels, Asks::kNothing>(work, first, pass);
+  }
+  if constexpr (kRows > 1) add_rows<kRows - 1, kPanels>(work, first, rows, pass);
 }
 
 struct Kernel {
@@ -105,7 +130,7 @@ struct Kernel {
   static constexpr int64_t kRowPadding = 64;  // so that rows do not share sets of the first cache
   static constexpr int64_t kFewRows = kFewestRows;
   static constexpr int64_t kPanelsOfFew = 4;
-  static constexpr int64_t kPanels = 2;
+  static constexpr int64_t kPanels = kPanelsOfMany;
   using Session = NoSession;
 
   // uint8 [padded / 4, 2, 4]: the digits plus 128.
@@ -121,14 +146,15 @@ struct Kernel {
   }
 
   static void add_block(const BlockWork& work) {
-    for (int64_t m = 0; m < work.rows;) {
-      const int64_t most = work.panels > 2 ? kFewestRows : kMostRows;
+    int64_t pass = 0;
+    for (int64_t m = 0; m < work.rows; ++pass) {
+      const int64_t most = work.panels > kPanelsOfMany ? kFewestRows : kMostRows;
       const int64_t rows = next_rows(work.rows - m, most);
       switch (work.panels) {
-        case 1: add_rows<kMostRows, 1>(work, m, rows); break;
-        case 2: add_rows<kMostRows, 2>(work, m, rows); break;
-        case 3: add_rows<kFewestRows, 3>(work, m, rows); break;
-        default: add_rows<kFewestRows, 4>(work, m, rows);
+        case 1: add_rows<kMostRows, 1>(work, m, rows, pass); break;
+        case 2: add_rows<kMostRows, 2>(work, m, rows, pass); break;
+        case 3: add_rows<kFewestRows, 3>(work, m, rows, pass); break;
+        default: add_rows<kFewestRows, 4>(work, m, rows, pass);
       }
       m += rows;
     }

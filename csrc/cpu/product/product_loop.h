@@ -9,7 +9,7 @@
 //   kFewRows         up to so many rows it takes kPanelsOfFew panels at once, else kPanels
 //   store(digits, padded, target)      writes the first step of a row's digits at `target`, and
 //                                      those that follow kRowsTogether steps apart each
-//   add_block(work)                    adds a block to sums
+//   add_block(work)                    adds a block to sums (TileSums::add)
 //   Session                            whose object lives while a thread multiplies
 //
 // Everything here has internal linkage, so that each of them gets its own copy compiled with its
@@ -22,10 +22,15 @@
 
 #include "cpu/product/block_digits.h"
 #include "cpu/product/product.h"
+#include "cpu/product/tile_sums.h"
 #include "portable/product.h"
 
 namespace vllm_fork {
 namespace {
+
+// So many bytes of a panel, or a block of it, are multiplied between asking for a part of a weight
+// and needing it.
+inline constexpr int64_t kAhead = 4096;
 
 // One block of some panels, and the rows of a tile.
 struct BlockWork {
@@ -38,12 +43,9 @@ struct BlockWork {
   const float* row_scales;
   int64_t scale_stride;  // from row to row
   int64_t rows;
-  float* sums;  // [rows, panels * kPanel]
+  int64_t ahead;    // bytes to what is soon needed, of the same panel or of the next tile's
+  TileSums sums;       // [rows, panels * kPanel]
 };
-
-// Sums of a tile: what is not yet added of the halving tree over segments has at most 4 levels.
-inline constexpr int64_t kLevels = 4;
-inline constexpr int64_t kTileSums = 96 * 2 * kPanel;
 
 // Where the digits of rows lie, and behind them the scales, float [rows, blocks].
 template <typename Kernel>
@@ -157,32 +159,34 @@ int64_t num_tiles(const ProductShape& shape, int64_t rows) {
 }
 
 // --- the product of a tile -----------------------------------------------------------------------
-VLLM_FORK_INLINE void add_to(float* sums, const float* addends, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) sums[i] += addends[i];
-}
-
-// Adds each segment's blocks in order, and the segments by a tree of halves: after segment s, as
+// Adds each segment's blocks in order, and the segments by a tree of halves: with segment s, as
 // many levels are folded as s + 1 has factors of two. Returns the level with the sum of all.
+// The tile that comes next lies `next_tile` bytes behind this one.
 template <typename Kernel>
 VLLM_FORK_INLINE const float* sum_blocks(const ProductShape& shape, BlockWork work,
-                                         float (*levels)[kTileSums]) {
-  const int64_t count = work.rows * work.panels * kPanel;
+                                         int64_t next_tile, float (*levels)[kTileSums]) {
+  const uint8_t* end = work.weights + shape.panel_bytes();
   int64_t level = 0;
-  for (int64_t segment = 0; segment < shape.segments; ++segment, ++level) {
-    work.sums = levels[level];
-    std::fill(work.sums, work.sums + count, 0.0f);
+  for (int64_t segment = 0; segment < shape.segments; ++segment) {
+    work.sums = {.at = levels[level], .to = levels[level], .folds = 0, .begins = true};
     for (int64_t block = 0; block < shape.segment_blocks(); ++block) {
       const int64_t inputs = shape.block_inputs(block);
+      const bool is_last = block + 1 == shape.segment_blocks();
       work.groups = divide_up(inputs, kGroup);
+      work.ahead = std::max(kAhead, kWordBytes + work.groups * kGroupBytes);
+      if (work.weights + work.ahead >= end) work.ahead += next_tile - shape.panel_bytes();
+      if (is_last) {
+        work.sums.folds = trailing_ones(segment);
+        work.sums.to -= work.sums.folds * kTileSums;
+      }
       Kernel::add_block(work);
       work.weights += kWordBytes + work.groups * kGroupBytes;
       work.digits += divide_up(inputs, Kernel::kStep) * Kernel::kStep * Kernel::kChannelBytes *
                      Kernel::kRowsTogether;
       ++work.row_scales;
+      work.sums.begins = false;
     }
-    for (int64_t done = segment; done & 1; done >>= 1, --level) {
-      add_to(levels[level - 1], levels[level], count);
-    }
+    level += 1 - trailing_ones(segment);
   }
   return levels[0];
 }
@@ -230,9 +234,12 @@ VLLM_FORK_INLINE void multiply_tile(const ProductShape& shape, const uint8_t* pa
       .row_scales = reinterpret_cast<const float*>(digits + layout.scale_at(row)),
       .scale_stride = layout.blocks,
       .rows = rows,
-      .sums = nullptr,
+      .ahead = 0,
+      .sums = {},
   };
-  const float* sums = sum_blocks<Kernel>(shape, work, levels);
+  const bool stays = (tile + 1) % tiling.row_tiles != 0;  // the next tile has the same panels
+  const int64_t next_tile = stays ? 0 : panels * shape.panel_bytes();
+  const float* sums = sum_blocks<Kernel>(shape, work, next_tile, levels);
   const int64_t width = panels * kPanel;
   const int64_t first = panel * kPanel;
   switch (output.format) {

@@ -110,10 +110,10 @@ struct MaddKernel {
                                       const Integers (&sums)[kRows][kVectors]) {
     for (int m = 0; m < kRows; ++m) {
       const float row_scale = work.row_scales[(first + m) * work.scale_stride];
-      float* target = work.sums + (first + m) * kPanel;
+      const int64_t index = (first + m) * kPanel;
       for (int v = 0; v < kVectors; ++v) {
         const Integers words = Vector::load(work.weights + v * sizeof(Integers));
-        Vector::add_scaled(target + v * Vector::kLanes, sums[m][v], words, row_scale);
+        Vector::add_scaled(work.sums, index + v * Vector::kLanes, sums[m][v], words, row_scale);
       }
     }
   }

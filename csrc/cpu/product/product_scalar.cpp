@@ -28,12 +28,12 @@ struct Kernel {
   static void add_block(const BlockWork& work) {
     for (int64_t m = 0; m < work.rows; ++m) {
       add_row(work.weights, reinterpret_cast<const int8_t*>(work.digits + m * work.row_bytes),
-              work.groups, work.row_scales[m * work.scale_stride], work.sums + m * kPanel);
+              work.groups, work.row_scales[m * work.scale_stride], work.sums, m * kPanel);
     }
   }
 
   static void add_row(const uint8_t* weights, const int8_t* row, int64_t groups, float row_scale,
-                      float* sums) {
+                      const TileSums& sums, int64_t index) {
     int32_t words[kPanel];
     std::memcpy(words, weights, sizeof words);
     const auto* w = reinterpret_cast<const int8_t*>(weights + kWordBytes);
@@ -51,7 +51,7 @@ struct Kernel {
     }
     for (int64_t n = 0; n < kPanel; ++n) {
       const float weight_scale = float_of(scale_bits(words[n]));
-      sums[n] = add_block_sum(sums[n], high[n], mixed[n], weight_scale, row_scale);
+      sums.add(index + n, add_block_sum(0.0f, high[n], mixed[n], weight_scale, row_scale));
     }
   }
 };

@@ -82,13 +82,13 @@ struct EmulatedTiles {
     }
   }
 
-  static void add_row(float* sums, const int32_t* high, const int32_t* mixed,
-                      const uint8_t* words, float row_scale) {
+  static void add_row(const TileSums& sums, int64_t index, const int32_t* high,
+                      const int32_t* mixed, const uint8_t* words, float row_scale) {
     for (int n = 0; n < kPanel; ++n) {
       int32_t word;
       std::memcpy(&word, words + n * sizeof word, sizeof word);
       const float weight_scale = float_of(scale_bits(word));
-      sums[n] = add_block_sum(sums[n], high[n], mixed[n], weight_scale, row_scale);
+      sums.add(index + n, add_block_sum(0.0f, high[n], mixed[n], weight_scale, row_scale));
     }
   }
 };
