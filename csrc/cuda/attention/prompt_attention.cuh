@@ -9,6 +9,7 @@
 #include "cuda/attention/prompt_attention.h"
 #include "cuda/attention/prompt_group.cuh"
 #include "cuda/attention/prompt_loader.cuh"
+#include "cuda/primitives/dependent_launch.cuh"
 
 namespace vllm_fork {
 
@@ -22,6 +23,7 @@ static_assert(kRegistersToLoad * kWarpgroup + kRegistersToAttend * kAttending <=
 
 template <int kSize, bool kIsPlain>
 __device__ __forceinline__ void attend_for_prompt(const PagedAttention& task) {
+  wait_for_earlier_kernels();
   // The last pieces see most tokens, so they come first.
   const QueryPiece<kPromptRows> piece(task, gridDim.x - 1 - blockIdx.x);
   if (!piece.has(0)) return;
@@ -87,7 +89,7 @@ cudaError_t launch_prompts(const PagedAttention& task, cudaStream_t stream) {
   const bool is_plain = task.soft_cap == 0.0f && task.slopes == nullptr;
   const auto kernel =
       is_plain ? prompt_attention_kernel<kSize, true> : prompt_attention_kernel<kSize, false>;
-  return launch(grid, kPromptThreads, sizeof(PromptMemory<kSize>), stream, kernel, task);
+  return launch_dependent(grid, kPromptThreads, sizeof(PromptMemory<kSize>), stream, kernel, task);
 }
 
 cudaError_t launch_prompt_attention(const PagedAttention& task, cudaStream_t stream) {
