@@ -15,8 +15,9 @@
 //    waits for the stream or an event, finds all of them ended.
 // 4. Before its wait, K may read what P does not write, and write shared memory. Of these reads
 //    there are arguments and packed weights. No kernel that calls wait_for_earlier_kernels writes a
-//    weight. Those that do, and copies, say nothing to a kernel that follows, which then begins
-//    when they have ended; and between them and a product is the kernel that makes its rows' digits.
+//    weight. Those that do, and copies, say nothing to what follows, which then begins when their
+//    blocks of threads have ended. That all of their writes can be seen by then, nobody promises;
+//    but between them and a product is the kernel that makes its rows' digits, and has waited.
 //
 // Recorded in a CUDA graph, such launches become edges that say the same (from CUDA 12.3 on).
 #pragma once
