@@ -75,9 +75,9 @@ def engine() -> Iterator[LLM]:
 def emulated_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The CUDA ops for tensors on the CPU, loaded; compiling them takes a minute, once for all
     processes of a run."""
-    import torch
     from filelock import FileLock
 
+    from tests.emulated_gpu.launches import load
     from tests.emulated_gpu.library import compiled_emulated_ops
 
     folder = tmp_path_factory.getbasetemp()
@@ -87,7 +87,7 @@ def emulated_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.mkdir(exist_ok=True)
     with FileLock(folder / "lock"):
         library = compiled_emulated_ops(folder)
-    torch.ops.load_library(str(library))
+    load(library)
     return library
 
 

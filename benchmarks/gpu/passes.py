@@ -262,24 +262,30 @@ KERNELS = {
             groups=2,
             around=(0, 1),
         )
-        for rows in (128, 96)
+        for rows in (128, 96, 64)
     },
-    "one": Kernel(
-        "product, 64 x 8 x 128 channels",
-        "product/product.cu",
-        "TileShapeILi4ELi1ELi1ELi1ELi4ELi3ELi4ELb0ELNS_11TensorCoresE0E",
-        "IMMA",
-        1,
-        (1,),
-        0.5,
-        4,
-        64 * 8 * 128 * 2 * 3,
-        2 * 128 * (64 + 8),
-        128,
-        "vllm_fork::KernelOf<vllm_fork::TileOf8<vllm_fork::TensorCores::kInt8>>::kSharedBytes",
-        "product/product.cuh",
-    ),
+    **{
+        f"{rows} rows": Kernel(
+            f"product, 64 x {rows} x 128 channels",
+            "product/product.cu",
+            f"TileShapeILi4ELi1ELi1ELi{rows // 8}ELi4ELi3ELi{resident}ELb0ELNS_11TensorCoresE0E",
+            "IMMA",
+            1,
+            (1,),
+            0.5,
+            4,
+            64 * rows * 128 * 2 * 3,
+            2 * 128 * (64 + rows),
+            128,
+            f"vllm_fork::KernelOf<vllm_fork::TileOf{rows}<vllm_fork::TensorCores::kInt8>>"
+            "::kSharedBytes",
+            "product/product.cuh",
+        )
+        for rows, resident in ((8, 4), (16, 3))
+    },
 }
+"""Those of products have the rows of their tile as keys. With up to 16 rows every second pass
+counts as one that ends a segment, which is more than there are."""
 
 
 def by_operation(names: Mapping[str, int]) -> Counter[str]:

@@ -19,6 +19,7 @@ BITS, BENCH = "bits", "bench"
 _PACKAGE = "benchmarks.gpu."
 _OTHER_CORES = {"VLLM_FORK_CUDA_TENSOR_CORES": "bfloat16"}
 _SIMPLE_CORES = {"VLLM_FORK_CUDA_TENSOR_CORES": "mma"}
+_IN_TURN = {"VLLM_FORK_CUDA_DEPENDENT_LAUNCH": "0"}
 _OTHER_BITS = {"VLLM_FORK_OTHER_BITS": "1"}
 """An engine whose bits differ is timed all the same; that they differ is what `bits` shows."""
 
@@ -110,6 +111,7 @@ class Plan:
         for mode in ("hf_compat", "exact", "transformers", "eager"):
             yield self._engine(self._main, mode)
         yield self._kernel("attention", self._main, ", mma", _SIMPLE_CORES)
+        yield self._kernel("products", self._main, ", kernels in turn", _IN_TURN)
         yield from self._kernels(self._second)
         yield self._model(self._second)
         for mode in (*MODES, "transformers"):

@@ -13,15 +13,53 @@ from benchmarks.gpu.passes import (
     KEY_HEADS,
     MATRICES,
     MULTIPROCESSORS,
-    WEIGHTS,
+    SECOND_CACHE,
     Pass,
 )
 
 CLOCK = 1.83e9  # Hz, at which the published peaks are reached
 MEMORY = 3.35e12  # bytes/s
 
-TILES_OF_ROWS = {96: 96, 128: 128, 192: 96, 256: 128, 2048: 128, 8192: 128}
+LAUNCH = 1.5e-6
+"""Seconds from the end of a kernel to the work of the next one in a CUDA graph: an assumption, for
+both sides. That kernels begin early is not counted."""
+
+TILES_OF_ROWS = {
+    1: 8,
+    8: 8,
+    16: 16,
+    64: 64,
+    96: 96,
+    128: 128,
+    192: 96,
+    256: 128,
+    2048: 128,
+    8192: 128,
+}
 """Rows of the products that are predicted, and those of their tiles."""
+
+
+@dataclass(frozen=True)
+class ProductTile:
+    """A tile of a product.
+
+    Attributes:
+        outputs: that it has.
+        channels: of a pass.
+        resident: blocks of threads that a multiprocessor has at once.
+    """
+
+    outputs: int
+    channels: int
+    resident: int
+
+
+TILES = {
+    8: ProductTile(64, 128, 4),
+    16: ProductTile(64, 128, 3),
+    **dict.fromkeys((64, 96, 128), ProductTile(128, CHANNELS_OF_BLOCK, 1)),
+}
+"""By their rows."""
 
 RIVALS = {"cuBLAS": 750e12, "FlashAttention-3": 610e12}
 """FLOP/s in bfloat16: large products on an H100; causal, head size 128, 8,192 tokens (Shah et al.
@@ -34,22 +72,35 @@ def seconds(cycles: float, passes: float) -> float:
 
 
 @dataclass(frozen=True)
+class Share:
+    """What kernels do one after the other.
+
+    Attributes:
+        passes: of blocks of threads.
+        memory: bytes that have to be read.
+        others: seconds of what is done besides.
+    """
+
+    passes: float
+    memory: float
+    others: float = 0.0
+
+
+@dataclass(frozen=True)
 class Prediction:
     """A shape, and what it takes.
 
     Attributes:
         what: of the layer.
         kernel: its key in `KERNELS`.
-        passes: of blocks of threads.
-        memory: bytes that have to be read.
+        shares: of the work.
         rival: seconds.
         longest: the share of its passes that are the longest ones, if that is another one.
     """
 
     what: str
     kernel: str
-    passes: float
-    memory: float
+    shares: tuple[Share, ...]
     rival: float
     longest: float | None = None
 
@@ -57,9 +108,15 @@ class Prediction:
         """Return the times beside the rival's: all units together, as expected, and apart."""
         if self.longest is not None:
             one = one.with_longest(self.longest)
-        reading = self.memory / MEMORY
         cycles = (one.together(), one.expected(), one.apart())
-        return tuple(max(reading, seconds(count, self.passes)) / self.rival for count in cycles)
+        return tuple(sum(self._seconds(count)) / self.rival for count in cycles)
+
+    def _seconds(self, cycles: float) -> list[float]:
+        """Return what each share takes: reading memory goes on meanwhile."""
+        return [
+            max(share.memory / MEMORY, seconds(cycles, share.passes)) + share.others
+            for share in self.shares
+        ]
 
 
 def parts_of_rows(rows: int) -> list[int]:
@@ -69,25 +126,46 @@ def parts_of_rows(rows: int) -> list[int]:
     return [min(most, rows - first) for first in range(0, rows, most)]
 
 
-def passes_of_product(rows: int, tile: int) -> float:
-    """Return the blocks of 256 channels of all tiles; the last round counts as a whole one."""
-    found = 0.0
-    for inputs, outputs in MATRICES:
-        tiles = -(-rows // tile) * -(-outputs // 128)
-        splits = choose_splits(tiles)
-        rounds = -(-tiles * splits // MULTIPROCESSORS)
-        found += rounds * MULTIPROCESSORS * inputs / CHANNELS_OF_BLOCK / splits
-    return found
-
-
-def choose_splits(tiles: int) -> int:
+def choose_splits(tiles: int, at_once: int = MULTIPROCESSORS) -> int:
     """Return what csrc/cuda/product/product.cuh does, of eight segments."""
     splits = 1
     for more in (2, 4, 8):
-        rounds, rounds_of_more = (-(-tiles * n // MULTIPROCESSORS) / n for n in (splits, more))
+        rounds, rounds_of_more = (-(-tiles * n // at_once) / n for n in (splits, more))
         if rounds_of_more < rounds * (7 / 8) ** math.log2(more / splits):
             splits = more
     return splits
+
+
+def share_of_product(rows: int, inputs: int, outputs: int, rows_of_tile: int) -> Share:
+    """Return one product of rows that are multiplied at once.
+
+    The last round of tiles counts as a whole one. Digits are made by a kernel of their own, and
+    partial sums are written and read.
+    """
+    tile = TILES[rows_of_tile]
+    at_once = MULTIPROCESSORS * tile.resident
+    tiles = -(-rows // rows_of_tile) * -(-outputs // tile.outputs)
+    splits = choose_splits(tiles, at_once)
+    rounds = -(-tiles * splits // at_once)
+    partials = 2 * 4 * splits * rows * outputs if splits > 1 else 0
+    digits = (2 + 2) * rows * inputs
+    others = 2 * LAUNCH + digits / MEMORY + partials / (SECOND_CACHE * MULTIPROCESSORS * CLOCK)
+    return Share(rounds * at_once * inputs / tile.channels / splits, 2 * inputs * outputs, others)
+
+
+def products(rows: int, tile: int) -> Prediction:
+    """Return a layer's products, beside those of cuBLAS, which have launches as well."""
+    shares = [
+        share_of_product(count, inputs, outputs, tile)
+        for inputs, outputs in MATRICES
+        for count in parts_of_rows(rows)
+    ]
+    rivals = [
+        max(2 * rows * inputs * outputs / RIVALS["cuBLAS"], 2 * inputs * outputs / MEMORY) + LAUNCH
+        for inputs, outputs in MATRICES
+    ]
+    what = f"a layer's products, {rows:,} row{'s' if rows > 1 else ''} / cuBLAS"
+    return Prediction(what, f"{tile} rows", tuple(shares), sum(rivals))
 
 
 def predictions() -> list[Prediction]:
@@ -96,8 +174,7 @@ def predictions() -> list[Prediction]:
         Prediction(
             f"{what}, {n:,} tokens / FlashAttention-3",
             kernel,
-            HEADS * n / rows * (n / 64 / 2 + 1 / 2),
-            0,
+            (Share(HEADS * n / rows * (n / 64 / 2 + 1 / 2), 0),),
             4 * n * n * HEAD_SIZE * HEADS / 2 / RIVALS["FlashAttention-3"],
             longest=1 / (n / 64 / 2 + 1 / 2) if kernel == "prompt" else 0.0,
         )
@@ -112,23 +189,8 @@ def predictions() -> list[Prediction]:
         Prediction(
             "attention in decoding, 32 x 4,000 tokens / reading the cache",
             "decode",
-            blocks,
-            blocks * BLOCK_BYTES,
+            (Share(blocks, blocks * BLOCK_BYTES),),
             blocks * BLOCK_BYTES / MEMORY,
         )
     )
-    found += [
-        Prediction(
-            f"a layer's products, {rows:,} rows / cuBLAS",
-            f"{tile} rows",
-            sum(passes_of_product(count, tile) for count in parts_of_rows(rows)),
-            2 * WEIGHTS,
-            max(2 * rows * WEIGHTS / RIVALS["cuBLAS"], 2 * WEIGHTS / MEMORY),
-        )
-        for rows, tile in TILES_OF_ROWS.items()
-    ]
-    reading = 2 * WEIGHTS / MEMORY
-    one = Prediction(
-        "a layer's products, 1 row / cuBLAS", "one", WEIGHTS / (64 * 128), 2 * WEIGHTS, reading
-    )
-    return [*found, one]
+    return [*found, *(products(rows, tile) for rows, tile in TILES_OF_ROWS.items())]

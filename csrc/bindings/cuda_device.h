@@ -8,6 +8,7 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/macros.h>
+#include <torch/csrc/stable/ops.h>
 #endif
 #include <torch/csrc/stable/tensor.h>
 
@@ -28,6 +29,13 @@ inline cudaStream_t current_stream(const Tensor& tensor) {
   TORCH_ERROR_CODE_CHECK(
       aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
   return static_cast<cudaStream_t>(stream);
+}
+
+// Memory for the kernels that an op launches. It may let go of it then: torch gives it to nothing
+// but what comes later in the stream.
+inline Tensor new_workspace(const Tensor& like, int64_t count,
+                            torch::headeronly::ScalarType type) {
+  return torch::stable::new_empty(like, {count}, type);
 }
 
 #endif

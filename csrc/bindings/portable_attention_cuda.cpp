@@ -128,8 +128,7 @@ struct SharedAttention {
   explicit SharedAttention(const AttentionArguments& a)
       : task(task_of(a)),
         splits(attention_splits(task)),
-        parts(torch::stable::new_empty(a.query, {attention_part_floats(task, splits)},
-                                       ScalarType::Float)) {}
+        parts(new_workspace(a.query, attention_part_floats(task, splits), ScalarType::Float)) {}
 };
 
 void portable_attention(Tensor query, Tensor cache, Tensor pages, Tensor query_starts,

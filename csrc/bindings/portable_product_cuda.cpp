@@ -118,8 +118,8 @@ Tensor portable_product(Tensor x, Tensor packed, std::optional<Tensor> exponents
 
   const DeviceGuard guard(x.get_device_index());
   const Multiprocessors gpu = multiprocessors_of(x);
-  Tensor workspace = torch::stable::new_empty(
-      x, {product_workspace_bytes(shape, rows, gpu)}, ScalarType::Byte);
+  Tensor workspace =
+      new_workspace(x, product_workspace_bytes(shape, rows, gpu), ScalarType::Byte);
   const ProductRows numbers{x.data_ptr(), x.stride(0), rows, format_of(x),
                             exponents_of(exponents)};
   STD_CUDA_CHECK(launch_portable_product(shape, numbers, packed.const_data_ptr<uint8_t>(),

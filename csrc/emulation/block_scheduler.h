@@ -19,7 +19,11 @@
 #include <source_location>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "emulation/guarded_memory.h"
+#include "emulation/started_copies.h"
 
 struct dim3 {
   unsigned int x, y, z;
@@ -35,9 +39,6 @@ constexpr int kRegisters = 64 * 1024;  // of a block, at most
 constexpr size_t kMostSharedBytes = 99 * 1024;  // of a block, on the GPUs that have least
 constexpr size_t kMostSharedBytesOfHopper = 227 * 1024;
 constexpr size_t kStackBytes = 128 * 1024;      // of a thread
-constexpr size_t kGuardBytes = 64;
-constexpr int kGuard = 0xa5;
-constexpr int kGarbage = 0xff;  // floats are NaN, integers -1
 
 // What went wrong since the last launch; empty if nothing.
 inline std::string failure;
@@ -67,33 +68,7 @@ class Random {
   uint64_t state_;
 };
 
-// Memory with a guard on either side.
-class GuardedMemory {
- public:
-  explicit GuardedMemory(size_t bytes) : bytes_(bytes), all_(bytes + 3 * kGuardBytes) {
-    std::memset(all_.data(), kGuard, all_.size());
-    std::memset(start(), kGarbage, bytes);
-  }
-
-  std::byte* start() {
-    const auto address = reinterpret_cast<uintptr_t>(all_.data()) + kGuardBytes;
-    return all_.data() + kGuardBytes + (kGuardBytes - address % kGuardBytes) % kGuardBytes;
-  }
-
-  size_t bytes() const { return bytes_; }
-
-  bool is_intact() {
-    const auto is_guard = [](std::byte b) { return b == static_cast<std::byte>(kGuard); };
-    return std::all_of(all_.data(), start(), is_guard) &&
-           std::all_of(start() + bytes_, all_.data() + all_.size(), is_guard);
-  }
-
- private:
-  size_t bytes_;
-  std::vector<std::byte> all_;
-};
-
-enum class State { kReady, kAtBarrier, kInWarp, kForCondition, kDone };
+enum class State { kReady, kAtBarrier, kInWarp, kForCondition, kForKernels, kDone };
 
 struct Thread {
   dim3 index;
@@ -105,6 +80,8 @@ struct Thread {
   int exchanges = 0;
   std::function<bool()> condition;  // that it waits for
   int num_registers = 0;
+  bool has_waited = false;  // for the kernels before
+  StartedCopies copies;
   jmp_buf registers;
   ucontext_t context;
 };
@@ -129,13 +106,14 @@ inline Needs needs;
 class Block {
  public:
   Block(dim3 grid, dim3 block, dim3 index, size_t shared_bytes, std::function<void()> kernel,
-        uint64_t seed)
+        uint64_t seed, bool is_dependent = false)
       : grid_dim(grid),
         block_dim(block),
         block_index(index),
         dynamic_(shared_bytes),
         kernel_(std::move(kernel)),
-        random_(seed) {
+        random_(seed),
+        is_dependent_(is_dependent) {
     const unsigned int count = block.x * block.y * block.z;
     threads_.resize(count);
     warps_.resize((count + kWarpThreads - 1) / kWarpThreads);
@@ -148,17 +126,30 @@ class Block {
     }
   }
 
+  // Goes as far as it can while a kernel before may still run. Other blocks may run after that.
+  void begin() {
+    const size_t bytes = threads_.size() * kStackBytes;
+    own_stacks_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+    are_kernels_over_ = false;
+    go_on();
+    current_block = nullptr;
+  }
+
+  // To the end: the kernels before have ended.
   void run() {
-    current_block = this;
     ++num_blocks;
-    int warp = 0;
-    while (failure.empty() && choose_next(&warp)) {
-      run_warp(warp);
-      release_warp(warp);
-      release_barrier();
+    are_kernels_over_ = true;
+    for (Thread& thread : threads_) {
+      if (thread.state == State::kForKernels) thread.state = State::kReady;
     }
+    go_on();
     check_end();
     current_block = nullptr;
+  }
+
+  void wait_for_kernels(const std::source_location& place) {
+    current_->has_waited = true;
+    if (!are_kernels_over_) wait(State::kForKernels, place);
   }
 
   void wait_at_barrier(const std::source_location& place) { wait(State::kAtBarrier, place); }
@@ -212,6 +203,7 @@ class Block {
   }
 
   const Thread& current() const { return *current_; }
+  StartedCopies& own_copies() { return current_->copies; }
   std::byte* dynamic_memory() { return dynamic_.start(); }
   size_t dynamic_bytes() const { return dynamic_.bytes(); }
 
@@ -230,6 +222,16 @@ class Block {
   static inline Block* current_block = nullptr;
 
  private:
+  void go_on() {
+    current_block = this;
+    int warp = 0;
+    while (failure.empty() && choose_next(&warp)) {
+      run_warp(warp);
+      release_warp(warp);
+      release_barrier();
+    }
+  }
+
   static std::string describe(const std::source_location& place) {
     std::ostringstream text;
     text << place.file_name() << ":" << place.line();
@@ -323,6 +325,11 @@ class Block {
            describe(thread.place) + ".");
     }
     if (failure.empty() && !later_.empty()) fail("A block ends before its copies are there.");
+    const auto has_waited = [](const Thread& thread) { return thread.has_waited; };
+    if (failure.empty() && is_dependent_ &&
+        !std::all_of(threads_.begin(), threads_.end(), has_waited)) {
+      fail("A thread ends without having waited for the kernels before.");
+    }
     bool is_intact = dynamic_.is_intact();
     size_t bytes = dynamic_.bytes();
     for (auto& [key, memory] : statics_) {
@@ -366,47 +373,23 @@ class Block {
 
   void* stack_of(const Thread& thread) {
     static const auto stacks = std::make_unique<std::byte[]>(kMostThreads * kStackBytes);
-    return stacks.get() + (&thread - threads_.data()) * kStackBytes;
+    std::byte* first = own_stacks_ != nullptr ? own_stacks_.get() : stacks.get();
+    return first + (&thread - threads_.data()) * kStackBytes;
   }
 
   GuardedMemory dynamic_;
   std::vector<std::pair<const void*, std::unique_ptr<GuardedMemory>>> statics_;
   std::function<void()> kernel_;
   Random random_;
+  bool is_dependent_;  // has to wait for the kernels before
+  bool are_kernels_over_ = true;
+  std::unique_ptr<std::byte[]> own_stacks_;  // of a block that others may interrupt
   std::vector<std::function<void()>> later_;
   int registers_left_ = 0;
   std::vector<Thread> threads_;
   std::vector<Warp> warps_;
   Thread* current_ = nullptr;
   jmp_buf scheduler_;
-};
-
-// While there is one, an address that the process does not have is a failure of the kernel.
-class AddressCheck {
- public:
-  AddressCheck() {
-    static const auto memory = std::make_unique<std::byte[]>(kStackBytes);
-    stack_t stack{};
-    stack.ss_sp = memory.get();
-    stack.ss_size = kStackBytes;
-    sigaltstack(&stack, &saved_stack_);
-    struct sigaction action{};
-    action.sa_handler = [](int) { Block::current_block->fail("A thread uses a wrong address."); };
-    action.sa_flags = SA_ONSTACK | SA_NODEFER;
-    for (int i = 0; i < 2; ++i) sigaction(kSignals[i], &action, &saved_actions_[i]);
-  }
-  ~AddressCheck() {
-    for (int i = 0; i < 2; ++i) sigaction(kSignals[i], &saved_actions_[i], nullptr);
-    sigaltstack(&saved_stack_, nullptr);
-  }
-  AddressCheck(const AddressCheck&) = delete;
-  AddressCheck& operator=(const AddressCheck&) = delete;
-
- private:
-  static constexpr int kSignals[] = {SIGSEGV, SIGBUS};
-
-  stack_t saved_stack_;
-  struct sigaction saved_actions_[2];
 };
 
 }  // namespace vllm_fork::emulation

@@ -7,16 +7,27 @@
 
 namespace vllm_fork {
 
-inline void copy_bulk(void* shared, const void* global, int bytes, PhaseBarrier& barrier) {
-  constexpr int kUnit = 16;
-  emulation::Block& block = *emulation::Block::current_block;
-  if (bytes <= 0 || bytes % kUnit != 0) block.fail("A copy is not of whole units.");
-  const auto count = static_cast<size_t>(bytes);
-  emulation::check_copy(shared, global, count, kUnit);
-  // A wrong address is to be found while there is a thread to blame.
+namespace emulation {
+
+constexpr int kUnit = 16;
+
+// A wrong address is to be found while there is a thread to blame.
+inline void check_source(const void* global, int bytes) {
+  if (bytes <= 0 || bytes % kUnit != 0) Block::current_block->fail("A copy is not of whole units.");
   const volatile auto* from = static_cast<const std::byte*>(global);
   static_cast<void>(from[0]);
-  static_cast<void>(from[count - 1]);
+  static_cast<void>(from[bytes - 1]);
+}
+
+}  // namespace emulation
+
+inline void prefetch_bulk(const void* global, int bytes) { emulation::check_source(global, bytes); }
+
+inline void copy_bulk(void* shared, const void* global, int bytes, PhaseBarrier& barrier) {
+  emulation::Block& block = *emulation::Block::current_block;
+  emulation::check_source(global, bytes);
+  const auto count = static_cast<size_t>(bytes);
+  emulation::check_copy(shared, global, count, emulation::kUnit);
   const auto copy = [=, &barrier] {
     std::memcpy(shared, global, count);
     barrier.complete(bytes);

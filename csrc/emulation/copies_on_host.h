@@ -2,43 +2,12 @@
 // for it, so that whoever reads too early, or writes too late, now and then finds the wrong bytes.
 #pragma once
 
-#include <cstring>
-#include <deque>
-#include <vector>
-
 #include "emulation/cuda_on_host.h"
 
 namespace vllm_fork::emulation {
 
-struct Copy {
-  void* to;
-  const void* from;  // null for zeros
-  size_t bytes;
-
-  void make() const;
-};
-
-// What a thread has started: its groups, and what is in none yet.
-struct Copies {
-  std::deque<std::vector<Copy>> groups;
-  std::vector<Copy> started;
-};
-
-inline void Copy::make() const {
-  if (from == nullptr) {
-    std::memset(to, 0, bytes);
-  } else {
-    std::memcpy(to, from, bytes);
-  }
-}
-
 // Those of the current thread. A thread that ends has waited for all of its copies.
-inline Copies& own_copies() {
-  static std::vector<Copies> of_threads(kMostThreads);
-  const dim3 size = Block::current_block->block_dim;
-  const dim3 index = Block::current_block->current().index;
-  return of_threads[(index.z * size.y + index.y) * size.x + index.x];
-}
+inline StartedCopies& own_copies() { return Block::current_block->own_copies(); }
 
 inline void check_copy(const void* shared, const void* global, size_t bytes, size_t alignment) {
   Block& block = *Block::current_block;
@@ -78,16 +47,17 @@ inline void copy_word_async(void* shared, const void* global) {
 }
 
 inline void commit_copies() {
-  emulation::Copies& own = emulation::own_copies();
+  emulation::StartedCopies& own = emulation::own_copies();
   own.groups.push_back(std::move(own.started));
   own.started.clear();
 }
 
 template <int kPending>
 void wait_for_copies() {
-  emulation::Copies& own = emulation::own_copies();
-  for (; own.groups.size() > kPending; own.groups.pop_front()) {
+  emulation::StartedCopies& own = emulation::own_copies();
+  while (own.groups.size() > kPending) {
     for (const emulation::Copy& copy : own.groups.front()) copy.make();
+    own.groups.erase(own.groups.begin());
   }
 }
 

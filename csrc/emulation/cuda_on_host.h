@@ -51,7 +51,7 @@ inline int lane() { return Block::current_block->current().lane; }
 template <typename T>
 T shuffled(unsigned int mask, T value, int from, const Place& place) {
   check_all_lanes(mask);
-  return exchange(value, place)[from];
+  return emulation::exchange(value, place)[from];
 }
 
 }  // namespace vllm_fork::emulation
@@ -172,31 +172,15 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, void (*)(Param
 
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 
+#include "emulation/launches.h"
+
 namespace vllm_fork {
 
-// Runs one block after the other, in no order.
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t,
                    void (*kernel)(Parameters...), Arguments... arguments) {
-  using namespace emulation;
-  const uint64_t threads = uint64_t{block.x} * block.y * block.z;
-  const bool is_grid = grid.x > 0 && grid.y > 0 && grid.z > 0 && grid.x <= 0x7fffffffu &&
-                       grid.y <= 65535 && grid.z <= 65535;
-  if (!is_grid || threads == 0 || threads > kMostThreads) return cudaErrorInvalidConfiguration;
-  const std::function<void()> call = [&] { kernel(static_cast<Parameters>(arguments)...); };
-  const uint64_t count = uint64_t{grid.x} * grid.y * grid.z;
-  Random random(schedule_seed);
-  const uint64_t first = random.below(count);
-  const AddressCheck check;
-  needs = Needs();
-  ++num_launches;
-  for (uint64_t i = 0; i < count && failure.empty(); ++i) {
-    const uint64_t b = (first + i) % count;
-    const dim3 index(b % grid.x, b / grid.x % grid.y, b / (uint64_t{grid.x} * grid.y));
-    Block(grid, block, index, shared_bytes, call, schedule_seed + random.below(1u << 30)).run();
-  }
-  if (failure.empty() && !needs.are_met()) failure = "A block has too much shared memory.";
-  return failure.empty() ? cudaSuccess : cudaErrorLaunchFailure;
+  const auto call = [=] { kernel(static_cast<Parameters>(arguments)...); };
+  return emulation::add_launch(grid, block, shared_bytes, call, false);
 }
 
 }  // namespace vllm_fork

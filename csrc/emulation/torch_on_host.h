@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "emulation/cuda_on_host.h"
 
@@ -23,6 +24,9 @@ inline cudaStream_t current_stream(const torch::stable::Tensor&) { return nullpt
 
 namespace emulation {
 
+// What deferred launches need, and the ops have let go of.
+inline std::vector<torch::stable::Tensor> kept;
+
 inline void check_launch(cudaError_t error) {
   const std::string sentence = std::move(failure);
   failure.clear();
@@ -33,6 +37,14 @@ inline void check_launch(cudaError_t error) {
 }
 
 }  // namespace emulation
+
+inline torch::stable::Tensor new_workspace(const torch::stable::Tensor& like, int64_t count,
+                                           torch::headeronly::ScalarType type) {
+  torch::stable::Tensor memory = torch::stable::new_empty(like, {count}, type);
+  if (emulation::launches.are_deferred) emulation::kept.push_back(memory);
+  return memory;
+}
+
 }  // namespace vllm_fork
 
 #undef STD_CUDA_CHECK

@@ -28,6 +28,7 @@ import torch
 
 from tests.deterministic.captured_steps import CapturedSteps
 from tests.deterministic.launches import LayerLaunches
+from tests.emulated_gpu.launches import load
 from tests.emulated_gpu.library import EMULATED, NAMESPACE
 from tests.engines import MODEL
 from vllm import LLM, SamplingParams
@@ -77,7 +78,7 @@ def measure(worker: Any) -> list[int]:
 @contextmanager
 def emulated_operations(path: str) -> Iterator[set[str]]:
     """Compute the fork's operations with a library, and yield the names of those that were."""
-    torch.ops.load_library(path)
+    load(path)
     called: set[str] = set()
 
     def call(name: str, *arguments: Any) -> Any:

@@ -1,8 +1,9 @@
 """Tensors of a CUDA device on a machine without one, for what PyTorch checks of devices.
 
-Operations on them are the CPU's, and the fork's the emulated CUDA ones. As on a GPU, tensors of two
-devices do not go together, and what waits for the GPU is noted: reads of its numbers, and copies to
-it, unless they are from pinned memory and asked not to block.
+Operations on them are the CPU's, and the fork's the emulated CUDA ones, whose kernels may begin
+while the one before still runs. As on a GPU, tensors of two devices do not go together, and what
+waits for the GPU is noted: reads of its numbers, and copies to it, unless they are from pinned
+memory and asked not to block.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tests.emulated_gpu.launches import loaded
 from tests.emulated_gpu.library import EMULATED, NAMESPACE
 
 GPU = torch.device("cuda:0")
@@ -73,6 +75,11 @@ class EmulatedGpu(TorchDispatchMode):
         super().__init__()
         self.waits: list[str] = []
         self.calls: Counter[str] = Counter()
+        self._launches = loaded()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._launches.finish()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -92,7 +99,9 @@ class EmulatedGpu(TorchDispatchMode):
             self.calls[name.removeprefix("vllm_fork::")] += 1
         if device is not None:
             kwargs["device"] = CPU
+        self._launches.begin(func, args, kwargs)
         result = _on_gpu(func)(*_held(args), **_held(kwargs))
+        self._launches.keep(result)
         if name == "aten::copy_":
             return args[0]
         return result if device == CPU else _wrapped(result, leaves)

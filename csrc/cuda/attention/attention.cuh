@@ -7,6 +7,7 @@
 #include "cuda/attention/attention_block.cuh"
 #include "cuda/attention/merge_parts.cuh"
 #include "cuda/attention/prompt_attention.h"
+#include "cuda/primitives/dependent_launch.cuh"
 #include "cuda/product/quantise_rows.cuh"
 
 namespace vllm_fork {
@@ -17,6 +18,7 @@ namespace vllm_fork {
 template <int kTiles, bool kHasParts>
 __global__ void __launch_bounds__(kAttentionThreads)
     attention_kernel(PagedAttention task, int64_t splits, float* parts) {
+  wait_for_earlier_kernels();
   const QueryPiece<kQueries> piece(task, blockIdx.x);
   if (!piece.has(0)) return;
   const SeenTokens seen = piece.seen_by_any(0, kQueries, task);
@@ -89,7 +91,7 @@ cudaError_t launch_attention(const PagedAttention& task, int64_t splits, float* 
                   static_cast<unsigned int>(blocks_of_splits(task, splits)));
   const auto kernel =
       splits == 1 ? attention_kernel<kTiles, false> : attention_kernel<kTiles, true>;
-  return launch(grid, kAttentionThreads, 0, stream, kernel, task, splits, parts);
+  return launch_dependent(grid, kAttentionThreads, 0, stream, kernel, task, splits, parts);
 }
 
 // Writes results, or with splits > 1 the parts that are to be merged.

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cuda/attention/cache_rows.cuh"
+#include "cuda/primitives/dependent_launch.cuh"
 #include "cuda/rows/rotation.cuh"
 
 namespace vllm_fork {
@@ -48,6 +49,7 @@ __device__ __forceinline__ void append_row(const AppendTask& task, int64_t token
 
 // A warp for each row.
 __global__ void __launch_bounds__(kAppendWarps* kWarp) append_kernel(AppendTask task) {
+  wait_for_earlier_kernels();
   const int64_t item = int64_t{blockIdx.x} * kAppendWarps + threadIdx.x / kWarp;
   const int64_t token = item / (2 * task.heads);
   if (token >= task.tokens) return;
@@ -68,6 +70,7 @@ __device__ __forceinline__ void rotate_head(const RotationTask& task, int64_t to
 template <typename Number>
 __global__ void __launch_bounds__(kAppendWarps* kWarp, kAppendBlocks)
     append_rotated_kernel(RotationTask queries, RotationTask keys, AppendTask task) {
+  wait_for_earlier_kernels();
   const int64_t token = blockIdx.x;
   const int64_t place = int64_t{blockIdx.y} * kAppendWarps + threadIdx.x / kWarp;
   const int64_t rotated = queries.heads + keys.heads;
@@ -88,7 +91,8 @@ inline unsigned int blocks_of_warps(int64_t warps) {
 cudaError_t launch_portable_append(const AppendTask& task, cudaStream_t stream) {
   const int64_t rows = task.tokens * task.heads * 2;
   if (rows == 0) return cudaSuccess;
-  return launch(dim3(blocks_of_warps(rows)), kAppendWarps * kWarp, 0, stream, append_kernel, task);
+  return launch_dependent(dim3(blocks_of_warps(rows)), kAppendWarps * kWarp, 0, stream,
+                          append_kernel, task);
 }
 
 cudaError_t launch_portable_rotate_append(const RotationTask& queries, const RotationTask& keys,
@@ -97,8 +101,8 @@ cudaError_t launch_portable_rotate_append(const RotationTask& queries, const Rot
   if (queries.rows == 0 || heads == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned int>(queries.rows), blocks_of_warps(heads));
   return with_number(queries.format, [&](auto number) {
-    return launch(grid, kAppendWarps * kWarp, 0, stream, append_rotated_kernel<decltype(number)>,
-                  queries, keys, task);
+    return launch_dependent(grid, kAppendWarps * kWarp, 0, stream,
+                            append_rotated_kernel<decltype(number)>, queries, keys, task);
   });
 }
 

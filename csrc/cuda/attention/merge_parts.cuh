@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/attention/attention_parts.cuh"
+#include "cuda/primitives/dependent_launch.cuh"
 #include "cuda/product/digit_tiles.cuh"
 
 namespace vllm_fork {
@@ -80,6 +81,7 @@ constexpr int kMergeThreads = 128;
 
 // A thread for eight results.
 __global__ void __launch_bounds__(kMergeThreads) merge_parts_kernel(MergedRows rows) {
+  wait_for_earlier_kernels();
   const int64_t octets = rows.task.heads * rows.task.cache.head_size / kOctet;
   const int64_t index = int64_t{blockIdx.x} * kMergeThreads + threadIdx.x;
   if (index >= rows.task.queries * octets) return;
@@ -90,7 +92,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge_parts_kernel(MergedRows r
 inline cudaError_t merge_parts(const MergedRows& rows, cudaStream_t stream) {
   const int64_t results = rows.task.queries * rows.task.heads * rows.task.cache.head_size;
   const dim3 grid(static_cast<unsigned int>(divide_up(results, kOctet * kMergeThreads)));
-  return launch(grid, kMergeThreads, 0, stream, merge_parts_kernel, rows);
+  return launch_dependent(grid, kMergeThreads, 0, stream, merge_parts_kernel, rows);
 }
 
 }  // namespace vllm_fork

@@ -9,6 +9,7 @@
 #include "cuda/attention/prompt_attention.h"
 #include "cuda/attention/prompt_group.cuh"
 #include "cuda/attention/prompt_loader.cuh"
+#include "cuda/primitives/dependent_launch.cuh"
 
 namespace vllm_fork {
 
@@ -16,16 +17,15 @@ namespace vllm_fork {
 inline constexpr int kMostPromptThreads = kHasWarpgroups ? kPromptThreads : 1;
 
 // Of 64 Ki registers of a multiprocessor, the threads that load need few.
-constexpr int kRegistersToLoad = 40;
-constexpr int kRegistersToAttend = 232;
+constexpr int kRegistersToLoad = 56;
+constexpr int kRegistersToAttend = 224;
 static_assert(kRegistersToLoad * kWarpgroup + kRegistersToAttend * kAttending <= 64 * 1024);
 
-template <int kSize, bool kIsPlain>
-__device__ __forceinline__ void attend_for_prompt(const PagedAttention& task) {
-  // The last pieces see most tokens, so they come first.
-  const QueryPiece<kPromptRows> piece(task, gridDim.x - 1 - blockIdx.x);
-  if (!piece.has(0)) return;
-  auto& memory = *dynamic_shared<PromptMemory<kSize>>();
+// Makes the integers of all rows, by all threads of the block.
+template <int kSize>
+__device__ __forceinline__ void prepare_queries(const PagedAttention& task,
+                                                const QueryPiece<kPromptRows>& piece,
+                                                PromptMemory<kSize>& memory) {
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   for (int row = warp; row < kPromptRows; row += kPromptThreads / kWarp) {
     auto& digits = memory.queries[row / kGroupRows];
@@ -37,6 +37,19 @@ __device__ __forceinline__ void attend_for_prompt(const PagedAttention& task) {
       *reinterpret_cast<uint32_t*>(digits[1].at(row % kGroupRows, chunk) + byte) = own.lower;
     });
   }
+}
+
+template <int kSize, bool kIsPlain>
+__device__ __forceinline__ void attend_for_prompt(const PagedAttention& task) {
+  wait_for_earlier_kernels();
+  // The last pieces see most tokens, so they come first.
+  const int index = static_cast<int>(gridDim.x - 1 - blockIdx.x);
+  auto& memory = *dynamic_shared<PromptMemory<kSize>>();
+  {
+    const QueryPiece<kPromptRows> piece(task, index);
+    if (!piece.has(0)) return;
+    prepare_queries(task, piece, memory);
+  }
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kPromptStages; ++stage) {
       memory.is_full[stage].begin(kWarpgroup);
@@ -45,12 +58,16 @@ __device__ __forceinline__ void attend_for_prompt(const PagedAttention& task) {
   }
   show_to_products();
   __syncthreads();
-  const SeenTokens seen = piece.seen_by_any(0, kPromptRows, task);
+  // Each finds the piece again, when it has the registers for it.
   if (threadIdx.x >= kAttending) {
     keep_registers<kRegistersToLoad>();
+    const QueryPiece<kPromptRows> piece(task, index);
+    const SeenTokens seen = piece.seen_by_any(0, kPromptRows, task);
     PromptLoader<kSize>(task, piece, seen).load_all(memory);
   } else {
     take_registers<kRegistersToAttend>();
+    const QueryPiece<kPromptRows> piece(task, index);
+    const SeenTokens seen = piece.seen_by_any(0, kPromptRows, task);
     PromptGroup<kSize, kIsPlain>(task, piece, memory).attend_to_all(seen);
   }
 }
@@ -87,7 +104,7 @@ cudaError_t launch_prompts(const PagedAttention& task, cudaStream_t stream) {
   const bool is_plain = task.soft_cap == 0.0f && task.slopes == nullptr;
   const auto kernel =
       is_plain ? prompt_attention_kernel<kSize, true> : prompt_attention_kernel<kSize, false>;
-  return launch(grid, kPromptThreads, sizeof(PromptMemory<kSize>), stream, kernel, task);
+  return launch_dependent(grid, kPromptThreads, sizeof(PromptMemory<kSize>), stream, kernel, task);
 }
 
 cudaError_t launch_prompt_attention(const PagedAttention& task, cudaStream_t stream) {

@@ -7,7 +7,7 @@
 
 namespace vllm_fork {
 
-// kIsPlain: without a soft cap and without ALiBi's slopes, with which no block is a common one.
+// kIsPlain: without a soft cap and without ALiBi's slopes.
 template <int kSize, bool kIsPlain>
 struct PromptGroup {
   static constexpr int kHalves = kSize / 64;  // of the values, for which there are registers
@@ -24,6 +24,7 @@ struct PromptGroup {
   SeenTokens seen_by_group;
   SeenTokens seen_by_all;  // the rows of the warp
   float largest_factor;    // of them
+  bool are_slopes_finite;  // of them
   QueryFacts facts[2];
   Gathered rows[2];
   float values[kHalves][kColumnTiles][4];
@@ -52,6 +53,9 @@ struct PromptGroup {
     for (int r = 0; r < 2; ++r) facts[r] = memory.facts[first_row + 8 * r];
     const float factor = facts[0].factor > facts[1].factor ? facts[0].factor : facts[1].factor;
     largest_factor = warp_largest(factor);
+    const float slope = magnitude(facts[0].slope) + magnitude(facts[1].slope);
+    const int is_finite = slope < float_of(kInfinityBits) ? 1 : 0;
+    are_slopes_finite = kIsPlain || __ballot_sync(kAllLanes, is_finite) == kAllLanes;
 #pragma unroll
     for (int v = 0; v < kSize / 2; ++v) total(v) = 0.0f;
   }
@@ -145,7 +149,7 @@ struct PromptGroup {
 
   __device__ __forceinline__ void attend(int32_t first, const PromptStage<kSize>& stage) {
     const unsigned int place_of_stage = __shfl_sync(kAllLanes, sixteens_of(&stage), 0);
-    const bool is_common = kIsPlain && first >= seen_by_all.first &&
+    const bool is_common = are_slopes_finite && first >= seen_by_all.first &&
                            first + kBlockTokens <= seen_by_all.last + 1 &&
                            are_common(stage.scales, largest_factor);
     TileProducts products;
@@ -164,7 +168,7 @@ struct PromptGroup {
                                         int32_t first, BlockWeights& weights) {
     LaneWeights own;
     if (kIsCommon) {
-      weigh_common(products, scales, place, facts, own);
+      weigh_common<kIsPlain>(products, scales, first, place, cap, facts, own);
     } else {
       weigh_any(products, scales, first, place, cap, facts, own);
     }

@@ -1,8 +1,8 @@
 // Scores of 16 tokens and two rows in a lane, and the weights that they become: for a block of tokens
 // that all rows of a warp see and whose numbers are in a common range, or for any block.
 //
-// Both give the same bits. What the common range saves: limits of scores, masks, and exponents of
-// which every one has to be looked at.
+// Both give the same bits. What the common range saves: limits of scores, unless a soft cap or a
+// slope makes these, masks, and exponents of which every one has to be looked at.
 #pragma once
 
 #include "cuda/attention/prompt_memory.cuh"
@@ -98,15 +98,28 @@ __device__ __forceinline__ bool are_common(const BlockScales& scales, float larg
          scales.largest_value - scales.smallest_value <= kCommonValueRange;
 }
 
+// kIsPlain: without a soft cap and a slope.
+template <bool kIsPlain>
+__device__ __forceinline__ float common_score(float product, float key_unit,
+                                              const QueryFacts& facts, float cap, int32_t token) {
+  if constexpr (kIsPlain) return product * key_unit * facts.factor;
+  return score(product, key_unit, facts.factor, cap, facts.slope,
+               static_cast<float>(token - facts.seen.last));
+}
+
+template <bool kIsPlain>
 __device__ __forceinline__ void weigh_common(const TileProducts& products,
-                                             const BlockScales& scales, int place,
-                                             const QueryFacts (&facts)[2], LaneWeights& weights) {
+                                             const BlockScales& scales, int32_t first, int place,
+                                             float cap, const QueryFacts (&facts)[2],
+                                             LaneWeights& weights) {
 #pragma unroll
   for (int t = 0; t < kLaneTokens; ++t) {
-    const float key_unit = scales.key_units[token_of(place, t)];
+    const int own = token_of(place, t);
+    const float key_unit = scales.key_units[own];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float x = product_of(products, r, t) * key_unit * facts[r].factor;
+      const float x = common_score<kIsPlain>(product_of(products, r, t), key_unit, facts[r], cap,
+                                             first + own);
       const float shifted = x + kRounder;
       weights.fractions[r][t] = exponential2_of_fraction(x - (shifted - kRounder));
       weights.exponents[r][t] = static_cast<int32_t>(bits_of(shifted));

@@ -18,8 +18,8 @@ constexpr int kElements = 8;  // of the result, that one product gives
 // tokens and then of heads.
 template <int kRows>
 struct QueryPiece {
-  int64_t shared;       // heads that share one of keys
-  int64_t key_head;
+  int32_t shared;       // heads that share one of keys
+  int32_t key_head;
   int64_t start;        // the row of the sequence's first query
   int64_t first_token;  // its position
   int64_t first;        // query of this piece
@@ -27,7 +27,8 @@ struct QueryPiece {
   const int32_t* pages;
 
   __device__ __forceinline__ QueryPiece(const PagedAttention& task, int64_t piece)
-      : shared(task.heads / task.key_heads), key_head(blockIdx.y) {
+      : shared(static_cast<int32_t>(task.heads / task.key_heads)),
+        key_head(static_cast<int32_t>(blockIdx.y)) {
     // Sequence s has pieces from starts[s] * shared / kRows + s on, which is room enough.
     const int32_t* starts = task.query_starts;
     const int64_t heads = shared;

@@ -32,7 +32,7 @@ __device__ __forceinline__ float removed_logit() { return float_of(kSignBit | kI
 template <typename Number>
 __device__ __forceinline__ void scale_part(const LogitRow<Number>& row, const RowPart& own,
                                            const Restriction& rule, float largest,
-                                           RowSelection* selection, int32_t parts, float* z) {
+                                           RowSelection& selection, int64_t parts, float* z) {
   const bool is_restricted = is_finite(largest);
   const bool has_limit = is_restricted && rule.top_k > 0 && rule.top_k < row.count;
   const bool weighs = is_restricted && rule.top_p < 1.0f;
@@ -49,9 +49,7 @@ __device__ __forceinline__ void scale_part(const LogitRow<Number>& row, const Ro
     bins.add(digit_of(radix_key(x), kKeyDigits), weight);
   });
   if (!(has_limit || weighs)) return;
-  bins.add_to(selection->first);
-  if (!is_last_of(parts, &selection->tickets)) return;
-  selection->begin({has_limit ? rule.top_k : 0, rule.top_p, largest});
+  selection.begin(bins, parts, {has_limit ? rule.top_k : 0, rule.top_p, largest});
 }
 
 // Writes what does not need a search, and begins one for the rows that do. The first of each part
@@ -74,8 +72,7 @@ __global__ void __launch_bounds__(kRowThreads, kSelectBlocks)
     const int64_t best = index_of(first);
     own.for_each_in_turn([&](int64_t i) { z[i] = i == best ? row(i) : removed_logit(); });
   } else {
-    scale_part(row, own, rule, largest / rule.temperature, selections + own.row,
-               static_cast<int32_t>(parts.count), z);
+    scale_part(row, own, rule, largest / rule.temperature, selections[own.row], parts.count, z);
   }
 }
 

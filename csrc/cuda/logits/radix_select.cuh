@@ -194,16 +194,10 @@ struct RowSelection {
   RowBins first;      // by the first digit
   RowBins later;      // by another one; zeros between launches
 
-  // By the last block of the row, once all logits are in the first bins.
-  __device__ __forceinline__ void begin(const Limits& own) {
-    int64_t sum = 0;
-    for (int bin = static_cast<int>(threadIdx.x); bin < kBins; bin += kRowThreads) {
-      sum += static_cast<int64_t>(first.weights[bin]);
-    }
-    sum = block_sum(sum);
-    find_first_digit(own.count > 0 ? KeySearch::by_count(own.count)
-                                   : KeySearch::by_weight(bound_of(sum, own.top_p)));
-    if (threadIdx.x == 0) limits = own;
+  // By each of the blocks of a row, which has its logits in bins. The last one begins the search.
+  __device__ __forceinline__ void begin(const BlockBins& bins, int64_t blocks, const Limits& own) {
+    bins.add_to(first);
+    if (is_last_of(static_cast<int>(blocks), &tickets)) begin_search(own);
   }
 
   // By the last block of the row, once the logits with the digits found are in the later bins. What
@@ -226,6 +220,17 @@ struct RowSelection {
   }
 
  private:
+  __device__ __forceinline__ void begin_search(const Limits& own) {
+    int64_t sum = 0;
+    for (int bin = static_cast<int>(threadIdx.x); bin < kBins; bin += kRowThreads) {
+      sum += static_cast<int64_t>(first.weights[bin]);
+    }
+    sum = block_sum(sum);
+    find_first_digit(own.count > 0 ? KeySearch::by_count(own.count)
+                                   : KeySearch::by_weight(bound_of(sum, own.top_p)));
+    if (threadIdx.x == 0) limits = own;
+  }
+
   __device__ __forceinline__ void find_first_digit(KeySearch sought) {
     sought.find_digit(first);
     if (threadIdx.x == 0) search = sought;

@@ -29,13 +29,10 @@ __global__ void __launch_bounds__(kRowThreads, kSelectBlocks)
     begin_top_k_kernel(LogitRows logits, RowParts parts, int64_t k, RowSelection* selections) {
   const LogitRow<Number> row(logits);
   const RowPart own(row.count, parts);
-  RowSelection& selection = selections[own.row];
   BlockBins& bins = block_shared<BlockBins>();
   bins.clear();
   own.for_each_index([&](int64_t i) { bins.add(digit_of(radix_key(row(i)), kKeyDigits), 0); });
-  bins.add_to(selection.first);
-  if (!is_last_of(static_cast<int>(parts.count), &selection.tickets)) return;
-  selection.begin({k, 1.0f, 0.0f});
+  selections[own.row].begin(bins, parts.count, {k, 1.0f, 0.0f});
 }
 
 // Writes the ranks of the first k into memory, in no order.

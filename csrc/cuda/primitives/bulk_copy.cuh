@@ -22,6 +22,12 @@ __device__ __forceinline__ void copy_bulk(void* shared, const void* global, int 
       : "memory");
 }
 
+// Starts to bring memory to the second cache, from where it is copied later. Nothing waits for it,
+// and nothing but time depends on it.
+__device__ __forceinline__ void prefetch_bulk(const void* global, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+}
+
 }  // namespace vllm_fork
 
 #endif

@@ -78,7 +78,7 @@ __device__ __forceinline__ void keep_registers() {
 }
 template <int kCount>
 __device__ __forceinline__ void take_registers() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount) : "memory");
 }
 
 }  // namespace vllm_fork

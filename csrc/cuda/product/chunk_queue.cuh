@@ -77,18 +77,23 @@ struct TileSource {
         scales(work.digits + digits.scales_at(place.row_tile, 0), digits.blocks * kScales,
                row_groups) {}
 
-  // Steps that a chunk lacks are zeros.
-  __device__ __forceinline__ void copy(const ProductWork& work,
-                                       const ChunkCursor<Tile::kChunkSteps>& at,
-                                       Stage<Tile>& stage) const {
-    const int used = at.steps(work.counts);
+  // Of a chunk. Steps that it lacks are zeros.
+  __device__ __forceinline__ void copy_weight(const ProductWork& work,
+                                              const ChunkCursor<Tile::kChunkSteps>& at,
+                                              Stage<Tile>& stage) const {
     weights.copy(int64_t{at.step} * kWeightStep, work.weight_tiles.steps * kWeightStep,
-                 used * (kWeightStep / kPiece), stage.weights);
-    rows.copy(int64_t{at.step} * kRowStep, work.row_tiles.steps * kRowStep,
-              used * (kRowStep / kPiece), stage.rows);
+                 at.steps(work.counts) * (kWeightStep / kPiece), stage.weights);
     if (!at.ends_block(work.counts)) return;
     exponents.copy(int64_t{at.block} * kExponents, work.weight_tiles.blocks * kExponents,
                    kExponents / kPiece, stage.weight_exponents);
+  }
+
+  __device__ __forceinline__ void copy_rows(const ProductWork& work,
+                                            const ChunkCursor<Tile::kChunkSteps>& at,
+                                            Stage<Tile>& stage) const {
+    rows.copy(int64_t{at.step} * kRowStep, work.row_tiles.steps * kRowStep,
+              at.steps(work.counts) * (kRowStep / kPiece), stage.rows);
+    if (!at.ends_block(work.counts)) return;
     scales.copy(int64_t{at.block} * kScales, work.row_tiles.blocks * kScales, kScales / kPiece,
                 stage.row_scales);
   }
@@ -108,8 +113,26 @@ struct ChunkQueue {
       : stages(all),
         source(work, place),
         ahead(work.counts, place.split * work.part_segments),
-        left(work.part_segments * chunks_of_segment<Tile::kChunkSteps>(work.counts)) {
-    for (int i = 0; i < Tile::kStages - 1; ++i) copy_next(work, i);
+        left(work.part_segments * chunks_of_segment<Tile::kChunkSteps>(work.counts)) {}
+
+  // Starts to copy the first chunks: of the weight, which is there before the digits of rows are ...
+  __device__ __forceinline__ void begin_weight(const ProductWork& work) const {
+    ChunkCursor<Tile::kChunkSteps> at = ahead;
+    for (int i = 0; i < Tile::kStages - 1 && i < left; ++i) {
+      source.copy_weight(work, at, stages[i]);
+      at.advance(work.counts);
+    }
+  }
+
+  // ... and these. The first group of copies is also that of the weight's.
+  __device__ __forceinline__ void begin_rows(const ProductWork& work) {
+    for (int i = 0; i < Tile::kStages - 1; ++i) {
+      if (left > 0) {
+        source.copy_rows(work, ahead, stages[i]);
+        go_ahead(work);
+      }
+      commit_copies();
+    }
   }
 
   // The current chunk, when it is there for all threads and none reads the one before any more.
@@ -121,19 +144,21 @@ struct ChunkQueue {
 
   // Starts to copy a chunk to where the one before the current was.
   __device__ __forceinline__ void refill(const ProductWork& work) {
-    copy_next(work, stage == 0 ? Tile::kStages - 1 : stage - 1);
+    if (left > 0) {
+      Stage<Tile>& to = stages[stage == 0 ? Tile::kStages - 1 : stage - 1];
+      source.copy_weight(work, ahead, to);
+      source.copy_rows(work, ahead, to);
+      go_ahead(work);
+    }
+    commit_copies();
   }
 
   __device__ __forceinline__ void advance() { stage = stage + 1 == Tile::kStages ? 0 : stage + 1; }
 
  private:
-  __device__ __forceinline__ void copy_next(const ProductWork& work, int to) {
-    if (left > 0) {
-      source.copy(work, ahead, stages[to]);
-      ahead.advance(work.counts);
-      --left;
-    }
-    commit_copies();
+  __device__ __forceinline__ void go_ahead(const ProductWork& work) {
+    ahead.advance(work.counts);
+    --left;
   }
 };
 

@@ -6,6 +6,7 @@
 // digits, and for the memory they go to.
 #pragma once
 
+#include "cuda/primitives/dependent_launch.cuh"
 #include "cuda/product/warpgroup_loader.cuh"
 #include "cuda/product/warpgroup_results.cuh"
 #include "cuda/product/warpgroup_sums.cuh"
@@ -21,15 +22,17 @@ __device__ __forceinline__ void multiply_by_warpgroups(const ProductWork& work) 
   static_assert(kRegistersOfLoader * kWarpgroup + kRegistersOfSums * Tile::kMultiplying <=
                 64 * 1024);
   auto& memory = *dynamic_shared<WarpgroupMemory<Tile>>();
+  const int blocks = static_cast<int>(gridDim.x);
+  const int first = static_cast<int>(blockIdx.x);
+  WarpgroupLoader<Tile> loader(work, memory);
+  if (threadIdx.x == Tile::kMultiplying) loader.prefetch_weight(first);
   if (threadIdx.x == 0) memory.begin();
   show_to_products();  // and to the copies
   __syncthreads();
-  const int blocks = static_cast<int>(gridDim.x);
-  const int first = static_cast<int>(blockIdx.x);
+  wait_for_earlier_kernels();
   if (threadIdx.x >= Tile::kMultiplying) {
     keep_registers<kRegistersOfLoader>();
     if (threadIdx.x > Tile::kMultiplying) return;
-    WarpgroupLoader<Tile> loader(work, memory);
     for (int part = first; part < work.parts; part += blocks) loader.load_part(part);
   } else {
     take_registers<kRegistersOfSums>();

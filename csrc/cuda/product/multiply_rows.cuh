@@ -9,6 +9,7 @@
 // halves. The one that comes last adds these sums; which one that is changes nothing.
 #pragma once
 
+#include "cuda/primitives/dependent_launch.cuh"
 #include "cuda/primitives/device.cuh"
 #include "cuda/primitives/registers.cuh"
 #include "cuda/product/block_sums.cuh"
@@ -27,6 +28,9 @@ __device__ __forceinline__ void multiply_part(const ProductWork& work, int part,
   const WarpPlace<Tile> warp;
   const TilePlace<Tile> place(work, part);
   ChunkQueue<Tile> queue(work, place, stages);
+  queue.begin_weight(work);
+  wait_for_earlier_kernels();  // at once, but in the first part
+  queue.begin_rows(work);
   ChunkCursor<Tile::kChunkSteps> at(work.counts, place.split * work.part_segments);
   BlockSums<Tile> block;
   TreeSums<Tile> tree;

@@ -1,6 +1,7 @@
 // The whole product on a GPU: how its work is shared out, what memory it takes, its launches.
 #pragma once
 
+#include "cuda/primitives/dependent_launch.cuh"
 #include "cuda/primitives/numbers.cuh"
 #include "cuda/product/multiply_by_warpgroups.cuh"
 #include "cuda/product/multiply_rows.cuh"
@@ -20,9 +21,10 @@ using TileOf16 = TileShape<4, 1, 1, 2, 4, 3, 3, false, kCores>;
 template <TensorCores kCores>
 using TileOf32 = TileShape<4, 1, 1, 4, 4, 3, 3, false, kCores>;
 template <TensorCores kCores>
-using TileOf64 = TileShape<2, 2, 2, 4, 4, 3, 2, false, kCores>;
+using TileOf64 = TileShape<2, 2, 2, 4, 4, 3, 2, true, kCores>;
 using TileOfMany = TileShape<4, 2, 2, 6, 2, 3, 1, true, TensorCores::kInt8>;
 using TileOfManyBfloat16 = TileShape<4, 2, 2, 4, 2, 3, 1, true, TensorCores::kBfloat16>;
+using WarpgroupTileOf64 = WarpgroupTile<8, 12>;
 using WarpgroupTileOf96 = WarpgroupTile<12, 8>;
 using WarpgroupTileOf128 = WarpgroupTile<16, 6>;
 
@@ -37,13 +39,13 @@ inline constexpr int64_t kRowsOfWarpgroups = 2 * kRowsOf<WarpgroupTileOf128>;
 
 constexpr int64_t aligned(int64_t count, int64_t to) { return divide_up(count, to) * to; }
 
-// Calls function(a tile) and returns what it does.
-template <TensorCores kCores, class TileOfMore, typename Function>
+// Calls function(a tile) and returns what it does. There are two for more rows than kFewRows.
+template <TensorCores kCores, class Tile64, class TileOfMore, typename Function>
 auto with_tile_of(int64_t rows, const Function& function) {
   if (rows <= 8) return function(TileOf8<kCores>());
   if (rows <= 16) return function(TileOf16<kCores>());
-  if (rows <= 32) return function(TileOf32<kCores>());
-  if (rows <= kFewRows) return function(TileOf64<kCores>());
+  if (rows <= kFewRows) return function(TileOf32<kCores>());
+  if (rows <= kRowsOf<Tile64>) return function(Tile64());
   return function(TileOfMore());
 }
 
@@ -51,16 +53,18 @@ template <typename Function>
 auto with_tile(int64_t rows, const Multiprocessors& gpu, const Function& function) {
   using Large = WarpgroupTileOf128;
   using Small = WarpgroupTileOf96;
+  constexpr auto kInt8 = TensorCores::kInt8;
+  constexpr auto kBfloat16 = TensorCores::kBfloat16;
   switch (gpu.cores) {
     case TensorCores::kBfloat16:
-      return with_tile_of<TensorCores::kBfloat16, TileOfManyBfloat16>(rows, function);
+      return with_tile_of<kBfloat16, TileOf64<kBfloat16>, TileOfManyBfloat16>(rows, function);
     case TensorCores::kInt8Warpgroups:
       // Those that multiply fewer rows which are not there; if none do, those that read less.
       return aligned(rows, kRowsOf<Small>) < aligned(rows, kRowsOf<Large>)
-                 ? with_tile_of<TensorCores::kInt8, Small>(rows, function)
-                 : with_tile_of<TensorCores::kInt8, Large>(rows, function);
+                 ? with_tile_of<kInt8, WarpgroupTileOf64, Small>(rows, function)
+                 : with_tile_of<kInt8, WarpgroupTileOf64, Large>(rows, function);
     default:
-      return with_tile_of<TensorCores::kInt8, TileOfMany>(rows, function);
+      return with_tile_of<kInt8, TileOf64<kInt8>, TileOfMany>(rows, function);
   }
 }
 
@@ -206,8 +210,8 @@ cudaError_t multiply(const ProductShape& shape, int64_t rows, const uint8_t* pac
       partials + plan.partials,
       result,
   };
-  return launch(dim3(static_cast<unsigned int>(plan.blocks)), dim3(Tile::kThreads),
-                KernelOf<Tile>::kSharedBytes, stream, KernelOf<Tile>::kernel(), work);
+  return launch_dependent(dim3(static_cast<unsigned int>(plan.blocks)), dim3(Tile::kThreads),
+                          KernelOf<Tile>::kSharedBytes, stream, KernelOf<Tile>::kernel(), work);
 }
 
 // The rows from `first` on, `count` at most.

@@ -4,6 +4,7 @@
 // computes activations makes their digits itself, where it knows the product that takes them.
 #pragma once
 
+#include "cuda/primitives/dependent_launch.cuh"
 #include "cuda/primitives/device.cuh"
 #include "cuda/product/digit_target.h"
 #include "cuda/product/digit_tiles.cuh"
@@ -75,6 +76,7 @@ inline constexpr int kQuantiseWarps = 8;
 template <class Rows>
 __global__ void __launch_bounds__(kQuantiseWarps* kWarp)
     quantise_rows_kernel(DigitTarget target, Rows rows) {
+  wait_for_earlier_kernels();
   clear_counters(target);
   const StepCounts counts(target.shape);
   const int64_t warp = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / kWarp;
@@ -87,8 +89,8 @@ template <class Rows>
 cudaError_t quantise_rows(const DigitTarget& target, const Rows& rows, cudaStream_t stream) {
   const int64_t warps = target.rows * target.shape.blocks();
   const dim3 grid(static_cast<unsigned int>(divide_up(warps, kQuantiseWarps)));
-  return launch(grid, dim3(kQuantiseWarps * kWarp), 0, stream, quantise_rows_kernel<Rows>, target,
-                rows);
+  return launch_dependent(grid, dim3(kQuantiseWarps * kWarp), 0, stream,
+                          quantise_rows_kernel<Rows>, target, rows);
 }
 
 }  // namespace vllm_fork

@@ -16,7 +16,7 @@ __device__ __forceinline__ uint64_t digit_at(unsigned int sixteens, int digit) {
 
 }  // namespace vllm_fork
 
-// sums (+)= weight * rows of a step: of 64 outputs each warp has 16; the rows of 12 or 16 tiles. A
+// sums (+)= weight * rows of a step: of 64 outputs each warp has 16; the rows of 8, 12 or 16 tiles. A
 // lane's sums are those of as many calls of multiply_add of matrix_instructions.cuh. With !kAdds
 // there is nothing before.
 #if defined(VLLM_FORK_EMULATE_CUDA)
@@ -36,17 +36,34 @@ void multiply_step(int32_t (&sums)[kTiles][4], uint64_t weight, uint64_t rows,
 
 #define VLLM_FORK_SUMS_OF(t) \
   "+r"(sums[t][0]), "+r"(sums[t][1]), "+r"(sums[t][2]), "+r"(sums[t][3])
-#define VLLM_FORK_SUMS_OF_12                                                             \
+#define VLLM_FORK_SUMS_OF_8                                                              \
   VLLM_FORK_SUMS_OF(0), VLLM_FORK_SUMS_OF(1), VLLM_FORK_SUMS_OF(2), VLLM_FORK_SUMS_OF(3), \
-      VLLM_FORK_SUMS_OF(4), VLLM_FORK_SUMS_OF(5), VLLM_FORK_SUMS_OF(6),                  \
-      VLLM_FORK_SUMS_OF(7), VLLM_FORK_SUMS_OF(8), VLLM_FORK_SUMS_OF(9),                  \
-      VLLM_FORK_SUMS_OF(10), VLLM_FORK_SUMS_OF(11)
-#define VLLM_FORK_NAMES_OF_12                                                      \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "         \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+      VLLM_FORK_SUMS_OF(4), VLLM_FORK_SUMS_OF(5), VLLM_FORK_SUMS_OF(6), VLLM_FORK_SUMS_OF(7)
+#define VLLM_FORK_SUMS_OF_12                                                          \
+  VLLM_FORK_SUMS_OF_8, VLLM_FORK_SUMS_OF(8), VLLM_FORK_SUMS_OF(9), VLLM_FORK_SUMS_OF(10), \
+      VLLM_FORK_SUMS_OF(11)
+#define VLLM_FORK_NAMES_OF_8                                               \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define VLLM_FORK_NAMES_OF_12 \
+  VLLM_FORK_NAMES_OF_8        \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 
 namespace vllm_fork {
+
+template <bool kAdds>
+__device__ __forceinline__ void multiply_step(int32_t (&sums)[8][4], uint64_t weight,
+                                              uint64_t rows) {
+  asm volatile(
+      "{\n"
+      ".reg .pred adds;\n"
+      "setp.ne.u32 adds, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 {" VLLM_FORK_NAMES_OF_8
+      "}, %32, %33, adds;\n"
+      "}"
+      : VLLM_FORK_SUMS_OF_8
+      : "l"(weight), "l"(rows), "n"(kAdds ? 1 : 0));
+}
 
 template <bool kAdds>
 __device__ __forceinline__ void multiply_step(int32_t (&sums)[12][4], uint64_t weight,
@@ -81,7 +98,9 @@ __device__ __forceinline__ void multiply_step(int32_t (&sums)[16][4], uint64_t w
 }  // namespace vllm_fork
 
 #undef VLLM_FORK_NAMES_OF_12
+#undef VLLM_FORK_NAMES_OF_8
 #undef VLLM_FORK_SUMS_OF_12
+#undef VLLM_FORK_SUMS_OF_8
 #undef VLLM_FORK_SUMS_OF
 
 #endif

@@ -31,6 +31,14 @@ struct CopiedGroups {
     }
     from += kBytes;
   }
+
+  // Begins to bring the next ones nearer, as many as `pieces` of each group.
+  __device__ __forceinline__ void prefetch(int pieces) const {
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) {
+      if (i < count) prefetch_bulk(from + i * stride, pieces * kBytes);
+    }
+  }
 };
 
 // What is copied for a tile: the digits of step after step, and the scales of block after block.
@@ -71,6 +79,13 @@ struct WarpgroupLoader {
 
   __device__ __forceinline__ WarpgroupLoader(const ProductWork& all, Memory& shared)
       : work(all), memory(shared) {}
+
+  // What stages have room for of a part's weight, before there are digits of rows.
+  __device__ __forceinline__ void prefetch_weight(int part) const {
+    const TilePieces<Tile> pieces(work, TilePlace<Tile>(work, part));
+    const int steps = work.part_segments * work.counts.segment_steps();
+    pieces.weight.prefetch(steps < Tile::kStages ? steps : Tile::kStages);
+  }
 
   __device__ __forceinline__ void load_part(int part) {
     TilePieces<Tile> pieces(work, TilePlace<Tile>(work, part));

@@ -3,6 +3,7 @@
 // Specification: docs/numerics/operations.md, "Activations".
 #pragma once
 
+#include "cuda/primitives/dependent_launch.cuh"
 #include "cuda/primitives/numbers.cuh"
 #include "cuda/product/quantise_rows.cuh"
 #include "cuda/rows/functions.h"
@@ -36,6 +37,7 @@ __device__ __forceinline__ float function_of(Function function, float x) {
 template <typename Number>
 __global__ void __launch_bounds__(kMapThreads)
     map_kernel(const Number* x, Number* result, int64_t count, Function function) {
+  wait_for_earlier_kernels();
   const int64_t first = int64_t{blockIdx.x} * kMapPiece + threadIdx.x;
   for (int k = 0; k < kMapNumbers; ++k) {
     const int64_t i = first + k * kMapThreads;
@@ -48,6 +50,7 @@ template <typename Number>
 __global__ void __launch_bounds__(kMapThreads)
     gated_kernel(const Number* x, Number* result, int64_t half, int64_t pieces,
                  Function function) {
+  wait_for_earlier_kernels();
   const int64_t row = blockIdx.x / pieces;
   const int64_t first = blockIdx.x % pieces * kMapPiece + threadIdx.x;
   const Number* gates = x + row * 2 * half;
@@ -115,8 +118,9 @@ cudaError_t launch_portable_map(const void* x, void* result, Format format, int6
   const dim3 grid(static_cast<unsigned int>((count + kMapPiece - 1) / kMapPiece));
   return with_number(format, [&](auto number) {
     using Number = decltype(number);
-    return launch(grid, kMapThreads, 0, stream, map_kernel<Number>,
-                  static_cast<const Number*>(x), static_cast<Number*>(result), count, function);
+    return launch_dependent(grid, kMapThreads, 0, stream, map_kernel<Number>,
+                            static_cast<const Number*>(x), static_cast<Number*>(result), count,
+                            function);
   });
 }
 
@@ -127,9 +131,9 @@ cudaError_t launch_portable_gated(const void* x, void* result, Format format, in
   const dim3 grid(static_cast<unsigned int>(rows * pieces));
   return with_number(format, [&](auto number) {
     using Number = decltype(number);
-    return launch(grid, kMapThreads, 0, stream, gated_kernel<Number>,
-                  static_cast<const Number*>(x), static_cast<Number*>(result), half, pieces,
-                  function);
+    return launch_dependent(grid, kMapThreads, 0, stream, gated_kernel<Number>,
+                            static_cast<const Number*>(x), static_cast<Number*>(result), half,
+                            pieces, function);
   });
 }
 

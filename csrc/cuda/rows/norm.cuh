@@ -6,6 +6,7 @@
 
 #include <type_traits>
 
+#include "cuda/primitives/dependent_launch.cuh"
 #include "cuda/primitives/numbers.cuh"
 #include "cuda/product/quantise_rows.cuh"
 #include "cuda/rows/norm.h"
@@ -134,6 +135,7 @@ __device__ __forceinline__ int64_t norm_row() {
 
 template <typename Number, int kThreads>
 __global__ void __launch_bounds__(kNormThreads) norm_kernel(NormTask task) {
+  wait_for_earlier_kernels();
   const int64_t row = norm_row<kThreads>();
   if (row < task.rows) NormRow<Number, kThreads>(task, row).normalise();
 }
@@ -151,6 +153,7 @@ __device__ __forceinline__ void wait_for_row() {
 template <typename Number, int kThreads>
 __global__ void __launch_bounds__(kNormThreads)
     norm_digits_kernel(NormTask task, DigitTarget target) {
+  wait_for_earlier_kernels();
   clear_counters(target);
   const int64_t row = norm_row<kThreads>();
   if (row >= task.rows) return;
@@ -181,8 +184,8 @@ dim3 norm_grid(const NormTask& task) {
 cudaError_t launch_portable_norm(const NormTask& task, cudaStream_t stream) {
   if (task.rows == 0) return cudaSuccess;
   return with_norm(task, [&](auto number, auto threads) {
-    return launch(norm_grid<threads>(task), kNormThreads, 0, stream,
-                  norm_kernel<decltype(number), threads>, task);
+    return launch_dependent(norm_grid<threads>(task), kNormThreads, 0, stream,
+                            norm_kernel<decltype(number), threads>, task);
   });
 }
 
@@ -190,8 +193,8 @@ cudaError_t launch_portable_norm_digits(const NormTask& task, const DigitTarget&
                                         cudaStream_t stream) {
   if (task.rows == 0) return cudaSuccess;
   return with_norm(task, [&](auto number, auto threads) {
-    return launch(norm_grid<threads>(task), kNormThreads, 0, stream,
-                  norm_digits_kernel<decltype(number), threads>, task, target);
+    return launch_dependent(norm_grid<threads>(task), kNormThreads, 0, stream,
+                            norm_digits_kernel<decltype(number), threads>, task, target);
   });
 }
 

@@ -3,6 +3,7 @@
 // Specification: docs/numerics/operations.md, "Rotary embedding" and "Rotary tables".
 #pragma once
 
+#include "cuda/primitives/dependent_launch.cuh"
 #include "cuda/primitives/numbers.cuh"
 #include "cuda/rows/rotation.cuh"
 
@@ -31,6 +32,7 @@ __global__ void __launch_bounds__(kRotaryThreads)
 // Block (x, y) handles row x, and y counts pieces of its pairs.
 template <typename Number>
 __global__ void __launch_bounds__(kRotaryThreads) rotate_kernel(RotationTask task) {
+  wait_for_earlier_kernels();
   const int64_t pair = int64_t{blockIdx.y} * kRotaryThreads + threadIdx.x;
   if (pair >= task.heads * task.half) return;
   rotate_in_place<Number>(task, blockIdx.x, pair / task.half, pair % task.half);
@@ -51,7 +53,8 @@ cudaError_t launch_portable_rotate(const RotationTask& task, cudaStream_t stream
   const dim3 grid(static_cast<unsigned int>(task.rows),
                   static_cast<unsigned int>((pairs + kRotaryThreads - 1) / kRotaryThreads));
   return with_number(task.format, [&](auto number) {
-    return launch(grid, kRotaryThreads, 0, stream, rotate_kernel<decltype(number)>, task);
+    return launch_dependent(grid, kRotaryThreads, 0, stream, rotate_kernel<decltype(number)>,
+                            task);
   });
 }
 

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.gpu.counts import BEGIN, END, PASSES, TIMES
 from benchmarks.gpu.machine_code import functions_of, properties_of
 from benchmarks.gpu.passes import KERNELS, MATRICES, MULTIPROCESSORS, SEGMENTS, Pass, counted
-from benchmarks.gpu.predictions import TILES_OF_ROWS, choose_splits, parts_of_rows
+from benchmarks.gpu.predictions import TILES, TILES_OF_ROWS, choose_splits, parts_of_rows
 from benchmarks.gpu.table import PAGE, markdown
 from tests.kernels.product.emulated_product import EmulatedProduct, Gpu, TensorCores
 
@@ -69,15 +69,16 @@ def passes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pass]:
 def test_products_are_all_counted(passes: dict[str, Pass]) -> None:
     """A tensor core's instruction has 16 outputs, 8 rows and 32 channels, a warpgroup's 64 rows and
     64, 96 or 128 columns."""
-    prompt, simple, many, one = (
-        passes[key].operations for key in ("prompt", "simple", "128 rows", "one")
+    prompt, simple, many, few = (
+        passes[key].operations for key in ("prompt", "simple", "128 rows", "8 rows")
     )
     keys, values = 2 * 4 * 4, 4 * 2 * 4
     assert keys + values <= simple["IMMA"] <= keys + values + 8  # and a step that is left over
     keys, values = 4 * 4, 4 * 2 * 2
     assert prompt["IGMMA"] == keys + values
-    assert many["IGMMA"] == passes["96 rows"].operations["IGMMA"] == 8 * 3
-    assert one["IMMA"] == 4 * 3
+    for rows in (64, 96):
+        assert many["IGMMA"] == passes[f"{rows} rows"].operations["IGMMA"] == 8 * 3
+    assert 2 * few["IMMA"] == passes["16 rows"].operations["IMMA"] == 2 * 4 * 3
 
 
 def test_a_pass_takes_what_its_busiest_unit_takes(passes: dict[str, Pass]) -> None:
@@ -96,13 +97,19 @@ def test_products_are_shared_out_as_the_kernels_do_it(tmp_path: Path) -> None:
         parts = parts_of_rows(rows)
         for inputs, outputs in MATRICES:
             plans = library.plans((outputs, inputs, SEGMENTS), rows, gpu)
-            assert [plan.tile for plan in plans] == [(tile, 128)] * len(parts)
-            tiles = [-(-part // tile) * outputs // 128 for part in parts]
-            splits = [choose_splits(count) for count in tiles]
+            own = TILES[tile]
+            assert [plan.tile for plan in plans] == [(tile, own.outputs)] * len(parts)
+            tiles = [-(-part // tile) * outputs // own.outputs for part in parts]
+            splits = [choose_splits(count, MULTIPROCESSORS * own.resident) for count in tiles]
             assert [plan.splits for plan in plans] == splits
             assert [plan.parts for plan in plans] == [
                 a * b for a, b in zip(tiles, splits, strict=True)
             ]
+
+
+def test_blocks_of_threads_that_are_there_at_once(passes: dict[str, Pass]) -> None:
+    for rows, tile in TILES.items():
+        assert passes[f"{rows} rows"].resident_blocks() == tile.resident
 
 
 def test_prompts_are_within_their_budget(passes: dict[str, Pass]) -> None:

@@ -42,6 +42,33 @@ def test_blocks_that_all_rows_see(size: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
+    "variant",
+    [
+        {"soft_cap": 30.0},
+        {"soft_cap": 2.0**-10},
+        {"soft_cap": 2.0**17},
+        {"slopes": torch.tensor([2.0**-8])},
+        {"slopes": torch.tensor([2.0**18])},  # scores up to their limit
+        {"slopes": torch.tensor([-1.5])},
+        {"soft_cap": 20.0, "slopes": torch.tensor([0.25])},
+    ],
+    ids=str,
+)
+def test_blocks_that_all_rows_see_with_a_cap_or_a_slope(variant: dict[str, Any]) -> None:
+    case = small_case(TOKENS, dtype=torch.bfloat16)
+    case.variant = variant
+    assert_prompts_agree(case, 130)
+
+
+@pytest.mark.parametrize("slope", [torch.inf, -torch.inf, torch.nan])
+def test_a_slope_that_is_no_number(slope: float) -> None:
+    case = small_case(TOKENS)
+    case.variant = {"slopes": torch.tensor([slope])}
+    batch = Batch([case], [70])
+    assert_same(batch.emulated(as_prompts=True), batch.emulated(splits=1))
+
+
+@pytest.mark.parametrize(
     ("query", "key", "value"),
     [
         (2.0**60, 2.0**-40, 1.0),  # scores up to their limits

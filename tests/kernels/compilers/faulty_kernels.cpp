@@ -1,5 +1,6 @@
 // Runs the kernels of faulty_kernels.cuh: built as a library by test_cuda_on_host.py.
 #include "faulty_kernels.cuh"
+#include "../emulated_launch.h"
 
 namespace vllm_fork {
 namespace {
@@ -32,6 +33,16 @@ constexpr Kernel kKernels[] = {
     copy_opposite<Fault::kNoBeginning>,
 };
 
+using Passing = void (*)(int*, const int*);
+
+constexpr Passing kPassing[] = {
+    pass_on<Fault::kNone>,
+    pass_on<Fault::kNoWaitForKernels>,
+    pass_on<Fault::kWaitOfSomeForKernels>,
+    pass_on<Fault::kReadBeforeKernels>,
+    pass_on<Fault::kWriteBeforeKernels>,
+};
+
 }  // namespace
 }  // namespace vllm_fork
 
@@ -42,6 +53,22 @@ extern "C" const char* run_kernel(int kernel, int* result, uint64_t seed) {
   emulation::schedule_seed = seed;
   launch(1, kThreads, kThreads * sizeof(int), nullptr, kKernels[kernel], result);
   return emulation::failure.c_str();
+}
+
+// Passes numbers on, and moves them back, some times.
+extern "C" const char* run_passing(int kernel, int* numbers, const int* weight, int blocks,
+                                   int times, uint64_t seed) {
+  using namespace vllm_fork;
+  return emulated(seed, [=] {
+    const auto grid = static_cast<unsigned int>(blocks);
+    cudaError_t error = cudaSuccess;
+    for (int i = 0; i < times && error == cudaSuccess; ++i) {
+      error = launch_dependent(grid, kWarp, 0, nullptr, kPassing[kernel], numbers, weight);
+      if (error != cudaSuccess) return error;
+      error = launch_dependent(grid, kWarp, 0, nullptr, move_back, numbers);
+    }
+    return error;
+  });
 }
 
 extern "C" void run_multiply(const uint32_t* a, const uint32_t* b, int* result) {

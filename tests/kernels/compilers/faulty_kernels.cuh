@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/primitives/bulk_copy.cuh"
+#include "cuda/primitives/dependent_launch.cuh"
 #include "cuda/primitives/device.cuh"
 #include "cuda/primitives/matrix_instructions.cuh"
 
@@ -35,6 +36,10 @@ enum class Fault {
   kPartOfAUnit,
   kCopyBeyond,
   kNoBeginning,
+  kNoWaitForKernels,
+  kWaitOfSomeForKernels,
+  kReadBeforeKernels,
+  kWriteBeforeKernels,
 };
 
 // Each thread writes 10 times the index of the thread opposite, and once more its own.
@@ -99,6 +104,31 @@ __global__ void copy_opposite(int* result) {
   const int opposite = reinterpret_cast<const int*>(row)[kThreads - 1 - i];
   __syncthreads();
   result[i] += opposite;
+}
+
+// Of two numbers for each thread of a launch, moves the second one to where the first is of the next
+// thread, and adds the weight.
+template <Fault fault>
+__global__ void pass_on(int* numbers, const int* weight) {
+  const int threads = static_cast<int>(gridDim.x * blockDim.x);
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  int* from = numbers + threads + i;
+  int* to = numbers + (i + 1) % threads;
+  const int own = weight[i];
+  const int early = *from;
+  if (fault == Fault::kWriteBeforeKernels) *to = -1;
+  const bool waits = fault != Fault::kNoWaitForKernels &&
+                     (fault != Fault::kWaitOfSomeForKernels || threadIdx.x != 7);
+  if (waits) wait_for_earlier_kernels();
+  *to = (fault == Fault::kReadBeforeKernels ? early : *from) + own;
+}
+
+// Moves the first numbers to where the second ones are.
+__global__ void move_back(int* numbers) {
+  wait_for_earlier_kernels();
+  const int threads = static_cast<int>(gridDim.x * blockDim.x);
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  numbers[threads + i] = numbers[i];
 }
 
 // result [16, 8] += a [16, k] * b [8, k], row by row: 32 bytes, or 16 bfloat16 with float32 sums.

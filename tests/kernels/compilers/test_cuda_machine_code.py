@@ -26,11 +26,14 @@ WITHOUT_FUSED = ("append", "argmax", "first_of_parts", "top_k", "rotary_table")
 
 
 @cache
-def compiled(source: str, folder: Path) -> tuple[str, str]:
+def compiled(source: str, folder: Path, architecture: str = "sm_80") -> tuple[str, str]:
     """The PTX of a file of kernels, and what the assembler says about its machine code."""
+    folder = folder / architecture
+    folder.mkdir(exist_ok=True)
     done = subprocess.run(
         [
-            *(str(NVCC), "-cubin", "-std=c++17", "-O3", "-fmad=false", "-arch=sm_80", f"-I{CSRC}"),
+            *(str(NVCC), "-cubin", "-std=c++17", "-O3", "-fmad=false", f"-I{CSRC}"),
+            f"-arch={architecture}",
             *("--keep", f"--keep-dir={folder}", "-Xptxas=-v"),
             *(str(KERNELS[source]), "-o", str(folder / f"{source}.cubin")),
         ],
@@ -71,10 +74,13 @@ def test_operations_round_once(source: str, folder: Path) -> None:
             assert "fma.rn.f32" not in arithmetic, name
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_everything_is_in_registers(source: str, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("source", "architecture"),
+    [*((source, "sm_80") for source in SOURCES), ("prompt_attention", "sm_90a")],
+)
+def test_everything_is_in_registers(source: str, architecture: str, folder: Path) -> None:
     """No stack, hence no local memory, and no spilled register."""
-    ptx, said = compiled(source, folder)
+    ptx, said = compiled(source, folder, architecture)
     properties = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", said)
     assert len(properties) == len(kernels_of(ptx))
     assert set(properties) == {("0", "0")}

@@ -48,7 +48,7 @@ EXPECTED = {
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     library = compile_emulation(SOURCE, tmp_path_factory.mktemp("faulty"))
-    library.run_kernel.restype = ctypes.c_char_p
+    library.run_kernel.restype = library.run_passing.restype = ctypes.c_char_p
     return library
 
 
@@ -115,6 +115,46 @@ def test_a_fault_is_named(library: ctypes.CDLL, kernel: str, fault: str, sentenc
         said, _ = run(library, kernel, fault, seed)
         assert said.startswith(sentence)
     assert run(library, kernel, "none", 1) == ("", True)
+
+
+PASSING = ("none", "no wait", "wait of some", "read before", "write before")
+"""Kernels that begin early: in the order of faulty_kernels.cpp."""
+
+
+def passed_on(library: ctypes.CDLL, fault: str, seed: int) -> tuple[str, bool]:
+    """What the emulation says is wrong, and whether numbers that were passed on are right."""
+    blocks, times = 5, 4
+    count = 32 * blocks
+    weight = np.arange(count, dtype=np.int32)
+    numbers = np.tile(weight, 2)
+    expected = weight
+    for _ in range(times):
+        expected = np.roll(expected + weight, 1)
+    pointers = [ctypes.c_void_p(x.ctypes.data) for x in (numbers, weight)]
+    place = ctypes.c_int(PASSING.index(fault))
+    sizes = (ctypes.c_int(blocks), ctypes.c_int(times), ctypes.c_uint64(seed))
+    said = library.run_passing(place, *pointers, *sizes)
+    return said.decode(), bool((numbers == np.tile(expected, 2)).all())
+
+
+def test_kernels_that_begin_early(library: ctypes.CDLL) -> None:
+    for seed in SEEDS:
+        assert passed_on(library, "none", seed) == ("", True)
+
+
+@pytest.mark.parametrize("fault", ["no wait", "wait of some"])
+def test_a_kernel_that_does_not_wait_for_the_ones_before_is_named(
+    library: ctypes.CDLL, fault: str
+) -> None:
+    for seed in SEEDS:
+        said, _ = passed_on(library, fault, seed)
+        assert said == "A thread ends without having waited for the kernels before."
+
+
+@pytest.mark.parametrize("fault", ["read before", "write before"])
+def test_what_a_kernel_does_before_it_waits_shows(library: ctypes.CDLL, fault: str) -> None:
+    for seed in SEEDS:
+        assert passed_on(library, fault, seed) == ("", False)
 
 
 def test_the_matrix_instruction(library: ctypes.CDLL) -> None:

@@ -40,7 +40,7 @@ def assert_products_agree(
         assert_same(found, expected)
 
 
-@pytest.mark.parametrize("rows", [65, 96, 97, 128, 129, 150, 200])
+@pytest.mark.parametrize("rows", [33, 64, 65, 96, 97, 128, 129, 150, 200])
 @pytest.mark.parametrize("inputs", [100, 521, 1040, 2600])
 def test_splits(rows: int, inputs: int, gpu: EmulatedProduct) -> None:
     """One to eight segments, of one step or of several blocks, shared out or not."""
@@ -49,7 +49,7 @@ def test_splits(rows: int, inputs: int, gpu: EmulatedProduct) -> None:
 
 
 @pytest.mark.parametrize("outputs", [1, 16, 64, 65, 127, 129, 260])
-@pytest.mark.parametrize("rows", [90, 128])
+@pytest.mark.parametrize("rows", [50, 90, 128])
 def test_numbers_of_outputs(rows: int, outputs: int, gpu: EmulatedProduct) -> None:
     """Tiles that lack panels or groups of them, and results that begin anywhere."""
     assert_products_agree(Case(rows, outputs, 328, has_bias=True), gpu, splits=(1, 2))
@@ -61,13 +61,16 @@ def test_every_number_of_rows(gpu: EmulatedProduct) -> None:
     on_cpu, on_gpu = packed_for_both(case, gpu)
     x, bias = case.make_x(), case.make_bias()
     whole = portable_product(x, on_cpu, bias)
-    for rows in range(65, len(x) + 1):
+    for rows in range(33, len(x) + 1):
         assert_same(gpu.product(x[:rows], on_gpu, bias, cores=CORES), whole[:rows])
 
 
 @pytest.mark.parametrize(
     ("rows", "outputs", "inputs"),
-    [(128, 192, 4096), (256, 128, 4096), (96, 64, 14336), (192, 128, 3584), (70, 100, 11008)],
+    [
+        *((128, 192, 4096), (256, 128, 4096), (96, 64, 14336), (192, 128, 3584), (70, 100, 11008)),
+        *((64, 192, 4096), (64, 130, 14336), (40, 128, 3584)),
+    ],
 )
 def test_shapes_of_models(rows: int, outputs: int, inputs: int, gpu: EmulatedProduct) -> None:
     """Some outputs of layers: Llama-3.1-8B's, Qwen2.5-7B's, Llama-2-7B's."""

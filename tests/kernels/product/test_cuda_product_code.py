@@ -20,7 +20,11 @@ PRODUCTS = {
 }
 TILES = {TensorCores.INT8: 5, TensorCores.BFLOAT16: 5}
 """Kernels of warps that multiply."""
-WARPGROUP_TILES = {12: "IGMMA.64x96x32.S8.S8", 16: "IGMMA.64x128x32.S8.S8"}
+WARPGROUP_TILES = {
+    8: "IGMMA.64x64x32.S8.S8",
+    12: "IGMMA.64x96x32.S8.S8",
+    16: "IGMMA.64x128x32.S8.S8",
+}
 """Their tiles of eight rows, and what warpgroups multiply these with."""
 WARPGROUP_THREADS = 384
 

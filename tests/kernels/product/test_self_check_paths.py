@@ -36,7 +36,10 @@ GPUS = {
     **{f"{n} multiprocessors": Gpu(n, 100, INT8) for n in range(56, 193, 7)},
 }
 
-FEW_ROWS = {(8, 64), (16, 64), (32, 64), (64, 64)}
+FEW_ROWS = {
+    cores: {(8, 64), (16, 64), (32, 64), (64, 128 if cores == WARPGROUPS else 64)}
+    for cores in TensorCores
+}
 MANY_ROWS = {INT8: {(96, 128)}, WARPGROUPS: {(96, 128), (128, 128)}, BFLOAT16: {(64, 128)}}
 """Tiles: rows and outputs."""
 
@@ -133,14 +136,14 @@ def test_products(gpu: Gpu, recorded: Recorded, product_library: EmulatedProduct
     def tiles_of(chosen: list[tuple[Product, ProductPlan]]) -> set[tuple[int, int]]:
         return {plan.tile for _, plan in chosen}
 
-    many = MANY_ROWS[gpu.cores]
-    every_tile = FEW_ROWS | many
+    few, many = FEW_ROWS[gpu.cores], MANY_ROWS[gpu.cores]
+    every_tile = few | many
     pending = [(product, plan) for product, plan in plans if product.segments > plan.splits]
     in_memory = [(product, plan) for product, plan in pending if plan.pending]
     whole = [(product, plan) for product, plan in plans if plan.splits == product.segments == 8]
     blocks = [(product, plan) for product, plan in plans if product.has_segments_of_blocks]
     assert tiles_of(plans) == tiles_of(pending) == tiles_of(blocks) == every_tile
-    assert tiles_of([one for one in whole if one in blocks]) >= FEW_ROWS
+    assert tiles_of([one for one in whole if one in blocks]) >= few
     assert {plan.splits for _, plan in plans} == {1, 2, 4, 8}
     assert {plan.splits for product, plan in pending if product.segments == 8} > {1}
     assert many <= tiles_of([one for one in in_memory if one[1].splits == 1])

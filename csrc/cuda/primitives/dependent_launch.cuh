@@ -1,0 +1,96 @@
+// Kernels that begin while the one before them in the stream still runs, and wait for it by
+// themselves: programmatic dependent launch, from sm_90 on (CUDA Programming Guide, "Programmatic
+// Dependent Launch and Synchronization"; PTX ISA, "griddepcontrol"). The launch, and what a kernel
+// does that needs no other one's results, then take no time of their own.
+//
+// Let K be launched by launch_dependent, and P be what is before it in the stream. All threads of K
+// call wait_for_earlier_kernels; tests see to that. Why that is safe:
+//
+// 1. K begins when P has ended; or, if P is such a kernel itself, when all blocks of threads of P
+//    have come back from wait_for_earlier_kernels. Then all that is before P has ended, and what it
+//    wrote can be seen. So K never runs beside anything but P, however many such kernels there are.
+// 2. Behind its wait, K is where it would be after an ordinary launch: P has ended as well.
+//    Results, workspaces, counters and tickets, written and read there alone, need no further care.
+// 3. K ends after its wait, so after P. Whatever comes next, is launched in an ordinary way, or
+//    waits for the stream or an event, finds all of them ended.
+// 4. Before its wait, K may read what P does not write, and write shared memory. Of these reads
+//    there are arguments and packed weights. No kernel that calls wait_for_earlier_kernels writes a
+//    weight. Those that do, and copies, say nothing to what follows, which then begins when their
+//    blocks of threads have ended. That all of their writes can be seen by then, nobody promises;
+//    but between them and a product is the kernel that makes its rows' digits, and has waited.
+//
+// Recorded in a CUDA graph, such launches become edges that say the same (from CUDA 12.3 on).
+#pragma once
+
+#include "cuda/primitives/device.cuh"
+
+#if defined(VLLM_FORK_EMULATE_CUDA)
+#include "emulation/dependent_launch_on_host.h"
+#else
+
+#include <cstdlib>
+#include <cstring>
+
+namespace vllm_fork {
+
+// Waits until the kernels before have ended, and what they wrote can be seen. Lets the kernel
+// behind begin when all blocks of threads are here, so with whatever room these leave.
+__device__ __forceinline__ void wait_for_earlier_kernels() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+inline constexpr const char* kDependentLaunchVariable = "VLLM_FORK_CUDA_DEPENDENT_LAUNCH";
+
+// Not if the variable is 0: to compare the speed. Read once in a process.
+inline bool are_dependent_launches_asked_for() {
+  static const char* const value = std::getenv(kDependentLaunchVariable);
+  static const bool are = value == nullptr || std::strcmp(value, "0") != 0;
+  return are;
+}
+
+// Whether the code that the current GPU has got of this kernel, and so of all, waits: it was
+// compiled for sm_90 or later, and not made from PTX of an older generation. Asked when a thread
+// comes to another GPU.
+inline bool can_wait_for_earlier_kernels(const void* kernel) {
+  constexpr int kHopperCode = 90;
+  thread_local int known = -1;
+  thread_local bool can = false;
+  int gpu = 0;
+  if (cudaGetDevice(&gpu) != cudaSuccess) return false;
+  if (gpu == known) return can;
+  cudaFuncAttributes code{};
+  const cudaError_t error = cudaFuncGetAttributes(&code, kernel);
+  if (error != cudaSuccess) return false;  // the launch will say why
+  can = code.binaryVersion >= kHopperCode && code.ptxVersion >= kHopperCode;
+  known = gpu;
+  return can;
+}
+
+// Launches a kernel whose threads all call wait_for_earlier_kernels.
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch_dependent(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
+                             void (*kernel)(Parameters...), Arguments... arguments) {
+  const cudaError_t error = allow_shared_bytes(kernel, shared_bytes);
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute begins_early{};
+  begins_early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  begins_early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &begins_early;
+  const bool can = are_dependent_launches_asked_for() &&
+                   can_wait_for_earlier_kernels(reinterpret_cast<const void*>(kernel));
+  config.numAttrs = can ? 1 : 0;
+  cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+  return cudaGetLastError();
+}
+
+}  // namespace vllm_fork
+
+#endif
