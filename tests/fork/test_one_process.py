@@ -58,10 +58,17 @@ def test_threads_chosen_by_hand_have_a_process(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture
-def chosen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What an executor chooses on a machine of three cores with two logical CPUs each."""
-    cpus = [LogicalCPUInfo(id=i, physical_core=i % 3, numa_node=0) for i in range(6)]
-    seen: dict[str, Any] = {"threads": 3}
+def num_cores() -> int:
+    return 5
+
+
+@pytest.fixture
+def chosen(num_cores: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What an executor chooses on a machine of some cores with two logical CPUs each."""
+    cpus = [
+        LogicalCPUInfo(id=i, physical_core=i % num_cores, numa_node=0) for i in range(2 * num_cores)
+    ]
+    seen: dict[str, Any] = {"threads": num_cores}
     monkeypatch.setattr(cpu_resource_utils, "get_allowed_cpu_list", lambda: cpus)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: seen.update(threads=count))
     monkeypatch.setattr(torch, "get_num_threads", lambda: seen["threads"])
@@ -73,15 +80,18 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("executor", "given", "threads"),
+    ("executor", "num_cores", "given", "threads"),
     [
-        (OneProcessExecutor, None, 2),
-        (OneProcessExecutor, 3, 3),
-        (HFOneProcessExecutor, None, 3),
+        (OneProcessExecutor, 5, None, 4),
+        (OneProcessExecutor, 5, 3, 3),
+        (OneProcessExecutor, 4, None, 4),
+        (OneProcessExecutor, 1, None, 1),
+        (HFOneProcessExecutor, 5, None, 5),
     ],
 )
 def test_threads_are_on_physical_cores(
     executor: type[OneProcessExecutor],
+    num_cores: int,
     given: int | None,
     threads: int,
     chosen: dict[str, Any],
@@ -89,14 +99,15 @@ def test_threads_are_on_physical_cores(
 ) -> None:
     if given:
         monkeypatch.setenv("OMP_NUM_THREADS", str(given))
+        chosen["threads"] = given  # PyTorch has read the variable
     executor._init_executor(executor.__new__(executor))
-    assert chosen == {"threads": threads, "cores": [0, 1, 2]}
+    assert chosen == {"threads": threads, "cores": list(range(num_cores))}
 
 
 def test_more_threads_than_cores_are_not_bound(
     chosen: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen["threads"] = 4
+    chosen["threads"] = 6
     executor = HFOneProcessExecutor.__new__(HFOneProcessExecutor)
     executor._init_executor()
-    assert chosen == {"threads": 4}
+    assert chosen == {"threads": 6}

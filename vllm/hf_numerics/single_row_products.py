@@ -38,6 +38,7 @@ GROUP_SIZES = (32, 16, 8, 4, 2)
 """How many rows are computed together; no other number is."""
 
 _LINE = 64  # bytes
+_OWN_VALUES = 1024
 _BLOCK_BYTES = 1 << 19  # of weights; a core's second-level cache holds them
 
 
@@ -212,18 +213,25 @@ def cancelling_rows(layer: nn.Linear | Conv1D) -> tuple[Any, torch.Tensor]:
     """Return a layer of the same shape, and rows [32, 1, in_features] whose products are nothing
     but rounding: each term comes twice, at different places, with both signs. Terms have all
     magnitudes, for in float32 a few products of 16 bits of one magnitude add up without rounding.
+    Outputs behind the first `_OWN_VALUES` have their values again: to draw more takes seconds.
     """
     weight: Any = layer.weight
     generator = torch.Generator(weight.device).manual_seed(0)
     by_input = weight.T if isinstance(layer, nn.Linear) else weight  # [in_features, out_features]
     half = by_input.shape[0] // 2
     order = torch.randperm(2 * half, generator=generator, device=weight.device)
-    values = torch.randn(half, by_input.shape[1], generator=generator, device=weight.device)
+    count = min(by_input.shape[1], _OWN_VALUES)
+    values = torch.randn(half, count, generator=generator, device=weight.device)
     exponents = torch.randint(-8, 9, values.shape, generator=generator, device=weight.device)
     values *= torch.exp2(exponents)
-    synthetic = placed(*layout_of(weight)).zero_()
-    view = synthetic.T if isinstance(layer, nn.Linear) else synthetic
-    view[order[:half]] = view[order[half:]] = values.to(weight.dtype)
+    block = weight.new_zeros(by_input.shape[0], count)
+    block[order[:half]] = block[order[half:]] = values.to(weight.dtype)
+    synthetic = placed(*layout_of(weight))
+    view = synthetic
+    if isinstance(layer, nn.Linear):
+        view, block = synthetic.T, block.T.contiguous().T
+    for columns in view.split(count, dim=1):
+        columns.copy_(block[:, : columns.shape[1]])
     factors = torch.randn(GROUP_SIZES[0], half, generator=generator, device=weight.device)
     rows = weight.new_zeros(GROUP_SIZES[0], 1, by_input.shape[0])
     rows[:, 0, order[:half]] = factors.to(weight.dtype)
