@@ -26,12 +26,19 @@ def compared(expected: Mapping[str, str], found: Mapping[str, str]) -> dict[str,
 
 
 def self_check(device: str) -> Iterator[dict[str, Any]]:
-    """Compare the answers that an engine computes when it starts, and yield what was found."""
+    """Compare the answers that an engine computes when it starts, and yield what was found.
+
+    Before each group its name is told: a kernel that hangs says nothing any more.
+    """
     from vllm.deterministic.self_check import EXPECTED, answers, digests
 
     found: dict[str, str] = {}
+    tried: list[str] = []
     comparison = Comparison()
     for name, expected in EXPECTED.items():
+        until_now = compared({known: EXPECTED[known] for known in tried}, found)
+        tried.append(name)
+        yield {**until_now, "differences": comparison.differences, "during": name}
         try:
             found |= digests(device, [name])
             if found[name] != expected:

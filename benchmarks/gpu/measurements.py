@@ -51,6 +51,7 @@ class Measurement:
         needs: name of a measurement without whose values it cannot run.
         environment: variables of its process.
         makes: a folder that it makes for others; without it, it has to run again.
+        unless: name of a measurement that it explains, if that has not ended well.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Measurement:
     needs: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     makes: Path | None = None
+    unless: str | None = None
 
     @property
     def key(self) -> str:

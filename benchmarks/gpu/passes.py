@@ -127,6 +127,7 @@ class Pass:
         longest: and in some.
         share: these.
         others: what each of four other warps executes beside it.
+        reading: the share of the second cache's rate that copies reach.
     """
 
     kernel: Kernel
@@ -136,6 +137,7 @@ class Pass:
     longest: Counter[str]
     share: float
     others: Counter[str]
+    reading: float = 1.0
 
     def with_longest(self, share: float) -> Pass:
         """Return the mean of other passes."""
@@ -168,7 +170,7 @@ class Pass:
         # IMAD has one half of the lanes of float32, so that both take turns there.
         found["float32"] += found["multiply"] / 2
         rate = TENSOR_OPERATIONS * OF_THE_PEAK[self.kernel.operation]
-        reading = self.kernel.bytes / SECOND_CACHE
+        reading = self.kernel.bytes / (SECOND_CACHE * self.reading)
         return {**found, "tensor": self.kernel.tensor / rate, "second cache": reading}
 
     def resident_blocks(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.gpu.engines import MODES
@@ -48,20 +49,35 @@ class Plan:
 
     def measurements(self, kinds: tuple[str, ...] = (BITS, BENCH)) -> list[Measurement]:
         """Return all of some kinds, in their order."""
-        first = {BITS: self._first_bits(), BENCH: self._first_bench()}
-        more = {BITS: self._more_bits(), BENCH: self._more_bench()}
-        return [one for part in (first, more) for kind in kinds for one in part[kind]]
+        more = [(BITS, self._more_bits()), (BENCH, self._more_bench())]
+        return [one for kind, part in [*self._first(), *more] if kind in kinds for one in part]
 
     def first(self) -> list[str]:
-        """Return the names of those that must fit into half an hour."""
-        return [one.name for part in (self._first_bits(), self._first_bench()) for one in part]
+        """Return the names of those that must fit into half an hour, if all is well."""
+        return [one.name for _, part in self._first() for one in part if one.unless is None]
+
+    def _first(self) -> list[tuple[str, Iterator[Measurement]]]:
+        """Return them by their kinds: what kernels compute and how fast, then models."""
+        return [
+            (BITS, self._kernels_bits()),
+            (BENCH, self._kernels(self._main)),
+            (BITS, self._models_bits()),
+            (BENCH, self._engines()),
+        ]
 
     # --- bits -------------------------------------------------------------------------------------
-    def _first_bits(self) -> Iterator[Measurement]:
-        yield self._bits("self-check", "digests", "self-check", expected=20, limit=60)
+    def _kernels_bits(self) -> Iterator[Measurement]:
+        """If one hangs or has other bits: is it one of warpgroups, or one that begins early?"""
+        check = self._bits("self-check", "digests", "self-check", expected=20, limit=60)
+        yield check
+        for suffix, environment in (("mma", _SIMPLE_CORES), ("kernels in turn", _IN_TURN)):
+            name = f"{check.name}, {suffix}"
+            yield replace(check, name=name, environment=environment, unless=check.name)
         yield self._bits(f"real shapes, {self._main}", "real_shapes", self._main, expected=60,
                          limit=150)  # fmt: skip
         yield self._sanitizer("memcheck")
+
+    def _models_bits(self) -> Iterator[Measurement]:
         for way in ("attached", "engine", "graphs"):
             yield self._model_bits(way, "bfloat16")
         yield self._bits("exact, bfloat16", "exact_bits", "exact", "--dtype", "bfloat16",
@@ -101,8 +117,7 @@ class Plan:
         )
 
     # --- bench ------------------------------------------------------------------------------------
-    def _first_bench(self) -> Iterator[Measurement]:
-        yield from self._kernels(self._main)
+    def _engines(self) -> Iterator[Measurement]:
         yield self._model(self._main)
         for mode in ("plain", "deterministic", "deterministic, eager"):
             yield self._engine(self._main, mode)

@@ -55,7 +55,9 @@ def bits_table(names: Sequence[str], find: Find) -> Table:
             table.add_row(name, "-", "-", what_happened(outcome), "-")
             continue
         values = outcome.values
-        remark = "; ".join(filter(None, [shortened(values["differing"]), what_happened(outcome)]))
+        during = f"during {values['during']}" if "during" in values else ""
+        said = (shortened(values["differing"]), what_happened(outcome), escape(during))
+        remark = "; ".join(filter(None, said))
         table.add_row(name, str(values["equal"]), str(values["of"]), remark, f"{outcome.seconds}")
     return table
 
@@ -124,7 +126,8 @@ def plan_table(found: Sequence[Planned], build: float, first: Sequence[str]) -> 
     for number, one in enumerate(found):
         measured = one.measurement
         end = minutes(one.end) if one.call else "-"
-        command = str(one.call) if one.call else "later"
+        later = "later" if measured.unless is None else "if needed"
+        command = str(one.call) if one.call else later
         cells = (command, minutes(measured.expected), minutes(measured.limit), end)
         is_last = measured.name in first and all(
             other.measurement.name not in first for other in found[number + 1 :]

@@ -35,7 +35,8 @@ def next_of(
     for is_wanted in (_is_new, _is_old):
         for one in measurements:
             known = find(one.name)
-            wanted = one.name in again or is_wanted(one, known, sources)
+            is_due = is_wanted(one, known, sources) and not _is_needless(one, find)
+            wanted = one.name in again or is_due
             if wanted and one.limit <= seconds and what_hinders(one, find) is None:
                 return one
     return None
@@ -49,6 +50,14 @@ def _is_new(one: Measurement, known: Outcome | None, sources: str) -> bool:
 
 def _is_old(one: Measurement, known: Outcome | None, sources: str) -> bool:
     return known is not None and known.sources != sources
+
+
+def _is_needless(one: Measurement, find: Find) -> bool:
+    """Whether there is nothing to explain."""
+    if one.unless is None:
+        return False
+    explained = find(one.unless)
+    return explained is None or explained.is_good
 
 
 def what_hinders(one: Measurement, find: Find) -> str | None:

@@ -131,8 +131,8 @@ ROWS = (
     *(
         Row(f"time of a layer's products / cuBLAS, {counted(rows)}", predicted, "", products(rows))
         for rows, predicted in (
-            (1, "1.0-1.1"), (8, "1.1"), (64, "1.1"), (256, "1.6-2"), (2048, "1.4-1.8"),
-            (8192, "1.4-1.8"),
+            (1, "1.0-1.1"), (8, "1.1"), (64, "1.1"), (256, "1.6-2.3"), (2048, "1.4-2.1"),
+            (8192, "1.4-2.1"),
         )
     ),
     *(
@@ -147,7 +147,7 @@ ROWS = (
         Row(f"time of an engine / the plain one, {title}", predicted, "", step(key))
         for key, title, predicted in (
             ("1", "1 answer at once", "1.25-1.3"), ("8", "8", "1.25"), ("64", "64", "1.4"),
-            ("prompt", "reading 2,048 tokens", "1.7-2"),
+            ("prompt", "reading 2,048 tokens", "1.7-2.3"),
         )
     ),
     Row("the same without CUDA graphs, 1 answer at once", "1.6-2", "",

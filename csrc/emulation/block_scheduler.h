@@ -81,6 +81,7 @@ struct Thread {
   std::function<bool()> condition;  // that it waits for
   int num_registers = 0;
   bool has_waited = false;  // for the kernels before
+  bool has_shown = false;   // what it has written: see Block::show
   StartedCopies copies;
   jmp_buf registers;
   ucontext_t context;
@@ -152,7 +153,25 @@ class Block {
     if (!are_kernels_over_) wait(State::kForKernels, place);
   }
 
-  void wait_at_barrier(const std::source_location& place) { wait(State::kAtBarrier, place); }
+  void wait_at_barrier(const std::source_location& place) {
+    pass_on();
+    wait(State::kAtBarrier, place);
+  }
+
+  // --- what products of warpgroups and bulk copies see of shared memory ---------------------------
+  // They see what threads write only if each, between writing it and telling others that it is there,
+  // has called show_to_products (PTX ISA, "Async proxy"). Ordinary writes are not seen here, so until
+  // its first call a thread counts as one that has written, as after copies that it has awaited.
+  void show() { current_->has_shown = true; }
+  void hide() { current_->has_shown = false; }
+
+  // The calling thread tells others that what it has written is there.
+  void pass_on() { is_all_shown_ = is_all_shown_ && current_->has_shown; }
+
+  void check_shown() {
+    if (is_all_shown_ && current_->has_shown) return;
+    fail("What a thread wrote is not shown to products and bulk copies.");
+  }
 
   void wait_until(std::function<bool()> condition, const std::source_location& place) {
     current_->condition = std::move(condition);
@@ -386,6 +405,7 @@ class Block {
   std::unique_ptr<std::byte[]> own_stacks_;  // of a block that others may interrupt
   std::vector<std::function<void()>> later_;
   int registers_left_ = 0;
+  bool is_all_shown_ = true;
   std::vector<Thread> threads_;
   std::vector<Warp> warps_;
   Thread* current_ = nullptr;

@@ -25,6 +25,7 @@ inline void prefetch_bulk(const void* global, int bytes) { emulation::check_sour
 
 inline void copy_bulk(void* shared, const void* global, int bytes, PhaseBarrier& barrier) {
   emulation::Block& block = *emulation::Block::current_block;
+  block.check_shown();
   emulation::check_source(global, bytes);
   const auto count = static_cast<size_t>(bytes);
   emulation::check_copy(shared, global, count, emulation::kUnit);

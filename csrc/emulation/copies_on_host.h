@@ -58,6 +58,7 @@ void wait_for_copies() {
   while (own.groups.size() > kPending) {
     for (const emulation::Copy& copy : own.groups.front()) copy.make();
     own.groups.erase(own.groups.begin());
+    emulation::Block::current_block->hide();
   }
 }
 

@@ -15,6 +15,7 @@ struct PhaseBarrier {
     counted = left = static_cast<int16_t>(arrivals);
     parity = 0;
     bytes = 0;
+    emulation::Block::current_block->hide();
   }
 
   void arrive(const Place& place = Place::current()) { arrive_expecting(0, place); }
@@ -22,6 +23,7 @@ struct PhaseBarrier {
   void arrive_expecting(int more, const Place& place = Place::current()) {
     emulation::Block& block = *emulation::Block::current_block;
     check(block);
+    block.pass_on();
     if (left == 0) block.fail("More threads arrive at a barrier than it counts.");
     bytes += more;
     --left;

@@ -88,6 +88,7 @@ inline Products& own_products() {
 template <int kTiles, typename Left>
 void ask_for_product(int32_t (&sums)[kTiles][4], const Left& left, uint64_t right, bool adds) {
   needs.warpgroups = true;
+  Block::current_block->check_shown();
   const int own = lane();
   own_products().started.push_back([&sums, left, right, adds, own] {
     int8_t rows[2][kStepBytes];
@@ -120,7 +121,7 @@ inline unsigned int sixteens_of(const void* shared) {
   return static_cast<unsigned int>(static_cast<const std::byte*>(shared) - start) >> 4;
 }
 
-inline void show_to_products() {}
+inline void show_to_products() { emulation::Block::current_block->show(); }
 inline void begin_products(const Place& place = Place::current()) {
   emulation::exchange(0, place);
 }

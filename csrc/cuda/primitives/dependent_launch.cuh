@@ -8,8 +8,10 @@
 //
 // 1. K begins when P has ended; or, if P is such a kernel itself, when all blocks of threads of P
 //    have come back from wait_for_earlier_kernels. Then all that is before P has ended, and what it
-//    wrote can be seen. So K never runs beside anything but P, however many such kernels there are.
-// 2. Behind its wait, K is where it would be after an ordinary launch: P has ended as well.
+//    wrote can be seen. So K runs beside nothing but P, however many such kernels there are. Where P
+//    is a library's, and lets others begin before it has waited, K runs beside what P waits for, too.
+// 2. Behind its wait, K is where it would be after an ordinary launch: P has ended as well, and so
+//    what P has waited for. (Of a library's kernel that begins early, this asks that it waits.)
 //    Results, workspaces, counters and tickets, written and read there alone, need no further care.
 // 3. K ends after its wait, so after P. Whatever comes next, is launched in an ordinary way, or
 //    waits for the stream or an event, finds all of them ended.
@@ -17,7 +19,8 @@
 //    there are arguments and packed weights. No kernel that calls wait_for_earlier_kernels writes a
 //    weight. Those that do, and copies, say nothing to what follows, which then begins when their
 //    blocks of threads have ended. That all of their writes can be seen by then, nobody promises;
-//    but between them and a product is the kernel that makes its rows' digits, and has waited.
+//    but between them and a product is the kernel that makes its rows' digits, and has waited. So
+//    no weight may change between that kernel and the product: weights change between steps.
 //
 // Recorded in a CUDA graph, such launches become edges that say the same (from CUDA 12.3 on).
 #pragma once

@@ -21,9 +21,14 @@ from vllm.fork_ops.portable_product import portable_product
 
 
 def test_every_operation_of_the_start_of_an_engine_has_its_bits_here() -> None:
-    (*_, found) = digests.self_check("cpu")
+    all_found = list(digests.self_check("cpu"))
+    found = all_found[-1]
     assert found["equal"] == found["of"] >= 6
     assert found["differing"] == []
+    assert "during" not in found
+    told = [one for one in all_found if "during" in one]  # before each group, that it begins
+    assert [one["equal"] for one in told] == list(range(found["of"]))
+    assert len({one["during"] for one in told}) == found["of"]
 
 
 def test_other_and_missing_digests_are_named() -> None:

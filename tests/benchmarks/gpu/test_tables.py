@@ -32,6 +32,8 @@ OUTCOMES = {
         done("operations", {"equal": 5, "of": 9, "differing": ["[a/b]", "b", "c", "d"]}),
         done("self-check", None, "RuntimeError: size [int8], [/root/x.py]"),
         done("memcheck", {"equal": 3, "of": 4, "differing": ["x"]}, "it was ended after 9 seconds"),
+        done("self-check, mma", {"equal": 3, "of": 3, "differing": [], "during": "norms"},
+             "it was ended after 60 seconds"),
         done("products, 1B", {"qkv, 1": {"portable": 3.0, "torch": 2.0},
                               "qkv, 8": {"failure": "RuntimeError: no"}}, "ended"),
         done("model, 1B", {"gigabytes": 2.5}),
@@ -53,6 +55,7 @@ def test_the_tables_say_what_differs_and_what_was_not_run() -> None:
         ["operations", "5", "9", "[a/b]; b; c and 1 more", "1.0"],
         ["self-check", "-", "-", "RuntimeError: size [int8], [/root/x.py]", "-"],
         ["memcheck", "3", "4", "x; it was ended after 9 seconds", "1.0"],
+        ["self-check, mma", "3", "3", "it was ended after 60 seconds; during norms", "1.0"],
         ["logits: engine, float16", "-", "-", NOT_RUN, "-"],
     ]
     assert rows_of(kernels) == [

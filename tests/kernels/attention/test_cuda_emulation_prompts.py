@@ -198,6 +198,16 @@ FAULTS = {
         "static_cast<unsigned int>(behind / 16), kHalfStride, kTileStride);",
         "static_cast<unsigned int>(behind / 16), kMatrix, kTileStride);",
     ),
+    "copies are given before products see them": (
+        "prompt_loader.cuh",
+        "show_to_products();\n    memory.is_full[at.stage].arrive();",
+        "memory.is_full[at.stage].arrive();",
+    ),
+    "products do not see the digits of queries": (
+        "prompt_attention.cuh",
+        "show_to_products();\n  __syncthreads();",
+        "__syncthreads();",
+    ),
     "barriers begin beside other threads": (
         "prompt_attention.cuh",
         "show_to_products();\n  __syncthreads();",
@@ -244,4 +254,4 @@ def is_found(batch: Batch, expected: torch.Tensor, seed: int) -> bool:
     try:
         return not torch.equal(batch.emulated(as_prompts=True, seed=seed), expected)
     except AssertionError as error:
-        return bool(re.search("Not all threads|has not begun|beside", str(error)))
+        return bool(re.search("Not all threads|has not begun|beside|not shown", str(error)))

@@ -31,6 +31,7 @@ constexpr Kernel kKernels[] = {
     copy_opposite<Fault::kPartOfAUnit>,
     copy_opposite<Fault::kCopyBeyond>,
     copy_opposite<Fault::kNoBeginning>,
+    copy_opposite<Fault::kNotShown>,
 };
 
 using Passing = void (*)(int*, const int*);

@@ -5,6 +5,7 @@
 #include "cuda/primitives/dependent_launch.cuh"
 #include "cuda/primitives/device.cuh"
 #include "cuda/primitives/matrix_instructions.cuh"
+#include "cuda/primitives/warpgroup.cuh"
 
 namespace vllm_fork {
 
@@ -36,6 +37,7 @@ enum class Fault {
   kPartOfAUnit,
   kCopyBeyond,
   kNoBeginning,
+  kNotShown,
   kNoWaitForKernels,
   kWaitOfSomeForKernels,
   kReadBeforeKernels,
@@ -91,6 +93,7 @@ __global__ void copy_opposite(int* result) {
   auto* row = dynamic_shared<char>();
   PhaseBarrier& barrier = block_shared<PhaseBarrier>();
   if (i == 0 && fault != Fault::kNoBeginning) barrier.begin(1);
+  if (fault != Fault::kNotShown) show_to_products();
   __syncthreads();
   if (i == 0) {
     const int off = fault == Fault::kFewerBytes ? -16 : fault == Fault::kMoreBytes ? 16 : 0;

@@ -33,7 +33,7 @@ FAULTS = {
     ),
     "copy": (
         *("none", "no wait", "wrong phase", "fewer bytes", "more bytes", "more arrivals"),
-        *("not aligned", "part of a unit", "copy beyond", "no beginning"),
+        *("not aligned", "part of a unit", "copy beyond", "no beginning", "not shown"),
     ),
 }
 KERNELS = [(kernel, fault) for kernel, faults in FAULTS.items() for fault in faults]
@@ -108,6 +108,7 @@ def test_a_copy_that_is_not_awaited_shows(library: ctypes.CDLL, fault: str) -> N
         ("copy", "part of a unit", "A copy is not of whole units."),
         ("copy", "copy beyond", "A copy goes beside the shared memory of the launch."),
         ("copy", "no beginning", "A thread arrives at a barrier that has not begun."),
+        ("copy", "not shown", "What a thread wrote is not shown to products and bulk copies."),
     ],
 )
 def test_a_fault_is_named(library: ctypes.CDLL, kernel: str, fault: str, sentence: str) -> None:
