@@ -20,7 +20,8 @@ def engine_processes() -> set[psutil.Process]:
     return {
         child
         for child in psutil.Process().children()
-        if any("EngineCore" in word for word in child.cmdline())
+        if child.status() != psutil.STATUS_ZOMBIE
+        and any("EngineCore" in word for word in child.cmdline())
     }
 
 

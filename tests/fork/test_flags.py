@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,6 +49,16 @@ def test_command_line_refusals(
         parse(*arguments)
     assert stopped.value.code == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [{}, {"hf_compat": True}, {"hf_compat": "strict"}])
+def test_heads_without_kernels_are_refused(flags: dict[str, Any]) -> None:
+    """Upstream's engine ends with the first request: "Unsupported CPU attention configuration"."""
+    small: Any = {"dtype": "bfloat16", "hf_overrides": {"head_dim": 16}}
+    with pytest.raises(ValueError, match=r"no kernels for heads of 16 elements, .* hf_compat="):
+        EngineArgs(str(MODEL), **small, **flags).create_engine_config()
+    EngineArgs(str(MODEL), **small, hf_compat="exact").create_engine_config()
+    EngineArgs(str(MODEL), **small, deterministic=True).create_engine_config()
 
 
 def test_carried_to_workers_as_one_object() -> None:

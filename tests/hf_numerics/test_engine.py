@@ -82,7 +82,7 @@ def test_bits_after_a_preemption(
         dtype="bfloat16",
         max_num_batched_tokens=2048,
         max_model_len=256,
-        kv_cache_memory_bytes=2_600_000,
+        kv_cache_memory_bytes=1_900_000,
         disable_log_stats=False,
     ) as llm:
         prompts = [prompt[:40] for prompt in prompt_ids(tokenizer, len(configs))]

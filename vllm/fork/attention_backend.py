@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vllm.config.attention import AttentionConfig
+from vllm.fork.flags import ForkFlags
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.engine.arg_utils import EngineArgs
 
 
@@ -27,4 +29,25 @@ def check_attention_backend(args: EngineArgs) -> None:
     if AttentionBackendEnum.XFORMERS in chosen_backends(args) and not current_platform.is_cuda():
         raise ValueError(
             "The attention backend XFORMERS has kernels for NVIDIA GPUs alone: leave it out here."
+        )
+
+
+def check_head_size(vllm_config: VllmConfig) -> None:
+    """Refuse heads that vLLM's attention on CPUs has no kernels for: their first request would end
+    the engine. Exact and deterministic mode attend in other ways.
+
+    Raises:
+        ValueError: the model has such heads.
+    """
+    flags, model = ForkFlags.of(vllm_config), vllm_config.model_config
+    attends_itself = flags.is_portable or flags.hf_compat == "exact"
+    if not current_platform.is_cpu() or attends_itself or model.use_mla or model.is_attention_free:
+        return
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    sizes, size = CPUAttentionBackend.get_supported_head_sizes(), model.get_head_size()
+    if size not in sizes:
+        raise ValueError(
+            f"vLLM's attention on CPUs has no kernels for heads of {size} elements, only "
+            f'for {", ".join(map(str, sizes))}: use hf_compat="exact" or deterministic=True.'
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vllm.deterministic import engine_args as deterministic
-from vllm.fork.attention_backend import check_attention_backend
+from vllm.fork.attention_backend import check_attention_backend, check_head_size
 from vllm.fork.compiler import do_without_compiler
 from vllm.fork.decode_graphs import normalise_compilation_config
 from vllm.fork.flag_values import FlagValue, log_decisions
@@ -59,14 +59,16 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
 
 def prepare_engine_config(vllm_config: VllmConfig) -> None:
     """Check that hf_compat can be honoured, and make HF's defaults the engine's; without flags
-    nothing but `use_ray_on_cpus` and `check_input_packages`.
+    nothing but `use_ray_on_cpus` and what is refused.
 
     Raises:
         ValueError: the configuration asks for something that hf_compat cannot answer like HF,
-            or with other bits and ``hf_compat="strict"``, or inputs need a missing package.
+            or with other bits and ``hf_compat="strict"``, or inputs need a missing package, or
+            the model has heads that attention on CPUs has no kernels for.
     """
     log_decisions()
     check_input_packages(vllm_config)
+    check_head_size(vllm_config)
     if ForkFlags.of(vllm_config).hf_compat:
         use_hf_semantics(vllm_config)
         note_settings(vllm_config)
