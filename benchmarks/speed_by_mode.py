@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="of a shape with random weights")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--kinds", nargs="*", choices=KINDS, default=list(KINDS))
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8, 32, 64])
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--kv-cache-mib", type=int, default=512)

@@ -77,8 +77,8 @@ Tensor attend_in_one(const Given& given, int64_t scratch_size, const Attend& att
   return result;
 }
 
-// Four to seven keys with their orders, and a range of as many tokens as are added at a time, whose
-// flags have 2 if what is left over is fused, and 4 if the first columns are added apart.
+// Four to seven keys with their orders, and a range without steps for the values, whose flags have 2
+// if their products are fused, and 4 if the first columns are added apart.
 FloatOrder float_order(const Tensor& order, int64_t size) {
   OrderRows rows(kSdpa, order);
   FloatOrder found;
@@ -93,14 +93,7 @@ FloatOrder float_order(const Tensor& order, int64_t size) {
     for (int64_t i = 0; i < rest; ++i) found.rest[rest][i] = steps_of(4 + i);
   }
   const int32_t flags = rows.flags();
-  const SumRange values = rows.range(kTokenKeys, false);
-  for (int64_t i = 0; i < values.num_steps; ++i) {
-    const SumStep& step = values.steps[i];
-    check(step.count == 0 || step.first + (step.count - 1) * step.stride < values.end, kSdpa,
-          ": order adds a value that is not among ", values.end, ".");
-  }
-  found.values = {values.steps, values.num_steps, values.zero};
-  found.tokens = values.end;
+  check(rows.range(size, false).num_steps == 0, kSdpa, ": order has steps for values.");
   found.is_fused = (flags & 2) != 0;
   found.has_columns_apart = (flags & 4) != 0;
   check(rows.is_at_end(), kSdpa, ": order has more rows than those of keys and values.");

@@ -82,9 +82,9 @@ def paged_sdpa(
             not use a CPU's instructions for bfloat16 (`has_token_attention`); the caller must try
             whether this is such a CPU. It is many times as fast.
         order: int32 [n, 5], of float32 when it is `in_one`: rows of `SumOrder.tensor` for four,
-            five, six and seven keys, and then a range of as many values as are added at a time, to
-            what was added before, whose flags have 2 if values that are left over are fused, and 4
-            if the first columns are added apart, as MKL does without AVX.
+            five, six and seven keys, and then a range without steps for the values, whose flags
+            have 2 if their products are fused, and 4 if the first columns are added apart, as MKL
+            does without AVX.
 
     Returns:
         [num_requests, 1, num_heads, value_size].

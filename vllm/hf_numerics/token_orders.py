@@ -11,13 +11,13 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from vllm.fork_ops.ordered_products import Step, SumOrder
+from vllm.fork_ops.ordered_products import SumOrder
 from vllm.hf_numerics.single_row_products import RowPlan
 
 _IS_FUSED, _HAS_COLUMNS_APART = 2, 4
 _VALUES = (
-    (_HAS_COLUMNS_APART, Step(0, 0, 1, 1)),  # without AVX, as on other makers' CPUs than Intel's
-    (_IS_FUSED, Step(0, 0, 1, 1, is_fused=True)),  # with AVX2
+    _HAS_COLUMNS_APART,  # without AVX, as on other makers' CPUs than Intel's
+    _IS_FUSED,  # with AVX2
 )
 
 
@@ -31,8 +31,8 @@ def token_orders(head_size: int) -> Iterator[torch.Tensor]:
     if None in scores:
         return
     rows = [order.tensor for order in scores if order is not None]
-    for flags, step in _VALUES:
-        values = torch.tensor([(-1, 1, flags, 1, 0), step], dtype=torch.int32)
+    for flags in _VALUES:
+        values = torch.tensor([(-1, 1, flags, 0, 0)], dtype=torch.int32)
         yield torch.cat([*rows, values])
 
 

@@ -54,31 +54,6 @@ struct Scores {
   }
 };
 
-// Adds sixteen columns of the values of whole groups of tokens, by steps, to those of a head.
-inline __m512 added_by_steps(const WeightedValues<Float32Lanes>& given, const FloatOrder& order,
-                             int64_t count, __m512 sum) {
-  __m512 sums[kMostSums];
-  for (auto& other : sums) other = _mm512_set1_ps(order.values.zero);
-  sums[0] = sum;
-  for (int64_t first = 0; first + order.tokens <= count; first += order.tokens) {
-    for (int64_t i = 0; i < order.values.count; ++i) {
-      const SumStep& step = order.values.steps[i];
-      for (int32_t k = 0; k < step.count; ++k) {
-        const int64_t token = first + step.first + k * step.stride;
-        sums[step.sum] = step.is_fused ? given.fused(token, sums[step.sum])
-                                       : _mm512_add_ps(sums[step.sum], given.at(token));
-      }
-      if (step.count > 0) continue;
-      sums[step.sum] = _mm512_add_ps(sums[step.sum], sums[step.first]);
-      sums[step.first] = _mm512_set1_ps(order.values.zero);
-    }
-  }
-  for (int64_t k = count / order.tokens * order.tokens; k < count; ++k) {
-    sums[0] = order.is_fused ? given.fused(k, sums[0]) : _mm512_add_ps(sums[0], given.at(k));
-  }
-  return sums[0];
-}
-
 // Adds the values of a block to the sums [heads, size] of kHeads heads from `head` on.
 template <int kHeads>
 void add_values(const FloatTokenAttention& given, const float* scores, int64_t first, int64_t count,
@@ -90,16 +65,9 @@ void add_values(const FloatTokenAttention& given, const float* scores, int64_t f
   const float* const* values = given.values + first;
   const float* weights = scores + head * kTokenKeys;
   float* own = sums + head * given.size;
-  if (given.order->tokens == 1 && !given.order->is_fused) {
-    add_all_in_sequence<Float32Lanes, kHeads>(weights, values, count, given.size, apart, own);
-    return;
-  }
-  for (int64_t i = 0; i < kHeads * given.size; i += kLanes) {
-    const int64_t h = i / given.size;
-    const WeightedValues<Float32Lanes> of_head{weights + h * kTokenKeys, values, i % given.size};
-    const __m512 sum = _mm512_loadu_ps(own + i);
-    _mm512_storeu_ps(own + i, added_by_steps(of_head, *given.order, count, sum));
-  }
+  const auto add = given.order->is_fused ? add_all_in_sequence<Float32Lanes, kHeads, true>
+                                         : add_all_in_sequence<Float32Lanes, kHeads, false>;
+  add(weights, values, count, given.size, apart, own);
 }
 
 }  // namespace avx512

@@ -65,8 +65,7 @@ struct TokenAttention : TokenAttentionOf<uint16_t> {
 };
 
 // In float32 the scores of four keys at a time have one order, and those of up to three keys that are
-// left over have others: rest[n] if there are n. Values are added some tokens at a time, by steps
-// whose sum 0 is what was added before; tokens that are left over come one after the other.
+// left over have others: rest[n] if there are n. Values are added one token after the other.
 struct FloatOrder {
   struct Steps {
     const SumStep* steps;
@@ -74,9 +73,7 @@ struct FloatOrder {
     float zero;
   };
   Steps keys, rest[4][3];
-  Steps values;
-  int64_t tokens;         // at a time
-  bool is_fused;          // products of values that are left over
+  bool is_fused;  // products of values with weights, with their additions
   bool has_columns_apart;
 };
 

@@ -139,7 +139,7 @@ void attend(const TokenAttention& given, int64_t first_head) {
     }
     const uint16_t* const* values = given.values + first;
     if constexpr (std::is_same_v<Number, Float16Lanes>) {
-      add_all_in_sequence<Number, kHeads>(scores, values, count, size, apart, sums);
+      add_all_in_sequence<Number, kHeads, false>(scores, values, count, size, apart, sums);
     } else {
       for (int64_t i = 0; i < size; i += kLanes) {
         add_columns<kHeads>(scores, values, count, i, size, sums + i);

@@ -22,11 +22,6 @@ struct WeightedValues {
   __m512 at(int64_t token) const {
     return _mm512_mul_ps(Number::widen(values[token] + column), _mm512_set1_ps(weights[token]));
   }
-
-  __m512 fused(int64_t token, __m512 sum) const {
-    const __m512 weight = _mm512_set1_ps(weights[token]);
-    return _mm512_fmadd_ps(Number::widen(values[token] + column), weight, sum);
-  }
 };
 
 // Columns that MKL adds apart from the others: of eight tokens four one after the other, and then the
@@ -48,7 +43,7 @@ __m512 added_apart(const WeightedValues<Number>& given, int64_t count, __m512 su
 //
 //   apart   of each head, the first columns that are added apart, fewer than sixteen
 //   sums    [kHeads], `size` from one head to the next
-template <class Number, int kHeads, int kVectors>
+template <class Number, int kHeads, int kVectors, bool kIsFused>
 void add_in_sequence(const float* weights, const typename Number::Bits* const* values,
                      int64_t count, int64_t column, int64_t size, const int64_t* apart,
                      float* sums) {
@@ -65,7 +60,8 @@ void add_in_sequence(const float* weights, const typename Number::Bits* const* v
     for (int h = 0; h < kHeads; ++h) {
       const __m512 weight = _mm512_set1_ps(weights[h * kTokenKeys + k]);
       for (int v = 0; v < kVectors; ++v) {
-        all[h][v] = _mm512_add_ps(all[h][v], _mm512_mul_ps(value[v], weight));
+        all[h][v] = kIsFused ? _mm512_fmadd_ps(value[v], weight, all[h][v])
+                             : _mm512_add_ps(all[h][v], _mm512_mul_ps(value[v], weight));
       }
     }
   }
@@ -79,20 +75,21 @@ void add_in_sequence(const float* weights, const typename Number::Bits* const* v
   }
 }
 
-// All columns, of which the first ones of a head may be added apart.
-template <class Number, int kHeads>
+// All columns, of which the first ones of a head may be added apart. Products are not rounded before
+// they are added where they are fused.
+template <class Number, int kHeads, bool kIsFused>
 void add_all_in_sequence(const float* weights, const typename Number::Bits* const* values,
                          int64_t count, int64_t size, const int64_t* apart, float* sums) {
   constexpr int kVectors = 4 / kHeads > 1 ? 4 / kHeads : 1;
   constexpr int64_t none[kHeads] = {};
   int64_t i = 0;
   for (; i + kVectors * kLanes <= size; i += kVectors * kLanes) {
-    add_in_sequence<Number, kHeads, kVectors>(weights, values, count, i, size,
-                                              i == 0 ? apart : none, sums + i);
+    add_in_sequence<Number, kHeads, kVectors, kIsFused>(weights, values, count, i, size,
+                                                        i == 0 ? apart : none, sums + i);
   }
   for (; i < size; i += kLanes) {
-    add_in_sequence<Number, kHeads, 1>(weights, values, count, i, size, i == 0 ? apart : none,
-                                       sums + i);
+    add_in_sequence<Number, kHeads, 1, kIsFused>(weights, values, count, i, size,
+                                                 i == 0 ? apart : none, sums + i);
   }
 }
 
