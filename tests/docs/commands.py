@@ -51,7 +51,9 @@ ELSEWHERE = {
         f"{PATCHES}::test_refresh_writes_one_patch_and_leaves_the_others"
     ),
     "python -m distribution.patches rebase --to 0.33.0 --target cuda": REBASE,
-    "python -m tools.digests --write": "tests/structure/test_digests.py::test_the_committed_digests_stay",
+    "python -m tools.digests --write": (
+        "tests/structure/test_digests.py::test_the_committed_digests_stay"
+    ),
     "python -m benchmarks.gpu.pack --python 3.12": (
         "tests/benchmarks/gpu/test_pack.py::test_upstreams_package_travels_without_what_is_compiled"
     ),
