@@ -32,7 +32,7 @@ from rich.table import Table
 from tqdm.auto import tqdm
 
 from benchmarks.bundled import BUNDLED_MODEL
-from benchmarks.step_profile import MODES
+from benchmarks.step_profile import MODES, start
 from tools.make_random_model import make_random_model
 from vllm import LLM, SamplingParams
 
@@ -82,18 +82,6 @@ def loads_of(kinds: Iterable[str], batches: Iterable[int], read: int) -> list[Lo
     batches = list(batches)
     decoding = [Load(kind, batch, *DECODED) for kind in kinds for batch in batches]
     return decoding + [Load("greedy", batch, read, 1) for batch in batches]
-
-
-def start(model: str, mode: str, dtype: str, kv_cache_bytes: int) -> LLM:
-    return LLM(
-        model,
-        dtype=dtype,
-        max_model_len=1024,
-        max_num_seqs=64,
-        enable_prefix_caching=False,
-        kv_cache_memory_bytes=kv_cache_bytes,
-        **MODES[mode],
-    )
 
 
 def start_all(

@@ -54,7 +54,7 @@ def kind_of(operator: str) -> str:
     return "other operators"
 
 
-def start(model: str, mode: str, dtype: str) -> LLM:
+def start(model: str, mode: str, dtype: str, kv_cache_bytes: int = 1 << 30) -> LLM:
     """Return an engine."""
     from vllm import LLM
 
@@ -64,7 +64,7 @@ def start(model: str, mode: str, dtype: str) -> LLM:
         max_model_len=1024,
         max_num_seqs=64,
         enable_prefix_caching=False,
-        kv_cache_memory_bytes=1 << 30,
+        kv_cache_memory_bytes=kv_cache_bytes,
         **MODES[mode],
     )
 

@@ -77,8 +77,8 @@ Tensor attend_in_one(const Given& given, int64_t scratch_size, const Attend& att
   return result;
 }
 
-// Four to seven keys with their orders, and a range without steps for the values, whose flags have 2
-// if their products are fused, and 4 if the first columns are added apart.
+// Four to seven keys with their orders, and a range without steps for the values, whose flags have
+// 2 if their products are fused, and 4 if the first columns are added apart.
 FloatOrder float_order(const Tensor& order, int64_t size) {
   OrderRows rows(kSdpa, order);
   FloatOrder found;

@@ -145,7 +145,8 @@ struct AmxKernel {
     for (int64_t m = begin; m < end; ++m) {
       const float row_scale = work.row_scales[(first + m) * work.scale_stride];
       const int64_t index = ((first + m) * work.panels + panel) * kPanel;
-      Tiles::add_row(work.sums, index, sums.values[panel][0][m], sums.values[panel][1][m], words, row_scale);
+      Tiles::add_row(work.sums, index, sums.values[panel][0][m], sums.values[panel][1][m], words,
+                     row_scale);
     }
   }
 };

@@ -64,8 +64,8 @@ struct Sums {
 };
 
 // What a pass over a block asks for of what comes later, while it multiplies: where several passes
-// multiply the same block with other rows, each of the first ones asks for one panel. Where few rows
-// go fast through a block, a processor sees by itself what comes.
+// multiply the same block with other rows, each of the first ones asks for one panel. Where few
+// rows go fast through a block, a processor sees by itself what comes.
 enum class Asks { kNothing, kOnePanel, kAllPanels };
 
 VLLM_FORK_INLINE void ask_for_group(const uint8_t* weights) {

@@ -168,6 +168,7 @@ VLLM_FORK_INLINE const float* sum_blocks(const ProductShape& shape, BlockWork wo
   const uint8_t* end = work.weights + shape.panel_bytes();
   int64_t level = 0;
   for (int64_t segment = 0; segment < shape.segments; ++segment) {
+    const int64_t folds = trailing_ones(segment);
     work.sums = {.at = levels[level], .to = levels[level], .folds = 0, .begins = true};
     for (int64_t block = 0; block < shape.segment_blocks(); ++block) {
       const int64_t inputs = shape.block_inputs(block);
@@ -176,8 +177,8 @@ VLLM_FORK_INLINE const float* sum_blocks(const ProductShape& shape, BlockWork wo
       work.ahead = std::max(kAhead, kWordBytes + work.groups * kGroupBytes);
       if (work.weights + work.ahead >= end) work.ahead += next_tile - shape.panel_bytes();
       if (is_last) {
-        work.sums.folds = trailing_ones(segment);
-        work.sums.to -= work.sums.folds * kTileSums;
+        work.sums.folds = folds;
+        work.sums.to = levels[level - folds];
       }
       Kernel::add_block(work);
       work.weights += kWordBytes + work.groups * kGroupBytes;
@@ -186,7 +187,7 @@ VLLM_FORK_INLINE const float* sum_blocks(const ProductShape& shape, BlockWork wo
       ++work.row_scales;
       work.sums.begins = false;
     }
-    level += 1 - trailing_ones(segment);
+    level += 1 - folds;
   }
   return levels[0];
 }
