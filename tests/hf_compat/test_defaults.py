@@ -27,6 +27,8 @@ from vllm.config import ModelConfig
 from vllm.exceptions import VLLMValidationError
 from vllm.hf_compat.frontend import Frontend
 from vllm.hf_compat.generation_config import load_generation_config
+from vllm.hf_compat.sampling_params import ParamsInHFTerms
+from vllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -162,3 +164,18 @@ def test_stops_at_hf_eos_ids_alone(
     assert token_ids(outputs) == expected
     for output, tokens in zip(outputs, expected, strict=True):
         assert output.outputs[0].finish_reason == ("length" if len(tokens) == 48 else "stop")
+
+
+def test_configurations_that_are_kept_are_apart(small_model: PreTrainedModel) -> None:
+    """What one request's owner sets is not seen by the next, and HF's checks tell 2 from 2.0."""
+    terms = ParamsInHFTerms(small_model.generation_config)
+    params = SamplingParams(temperature=0.7, repetition_penalty=2.0)
+    first = terms.config_of(params)
+    before = first.to_dict()
+    first.num_return_sequences, first.max_length = 7, 3
+    assert terms.config_of(params).to_dict() == before
+    whole = terms.config_of(SamplingParams(temperature=0.7, repetition_penalty=2))
+    assert isinstance(whole.repetition_penalty, int)
+    assert isinstance(terms.config_of(params).repetition_penalty, float)
+    assert terms.config_of(params, {"top_k": 3}).top_k == 3
+    assert terms.config_of(params).to_dict() == before

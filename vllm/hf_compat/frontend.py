@@ -33,7 +33,7 @@ from vllm.hf_compat.request import EXTRA_ARGS_KEY, HFRequest
 from vllm.hf_compat.resolved_params import ResolvedParams
 from vllm.hf_compat.room import Room, check_beams, check_guidance
 from vllm.hf_compat.sampling_params import (
-    from_sampling_params,
+    ParamsInHFTerms,
     shown_fields,
     take_changes,
     turn_off_processors,
@@ -151,6 +151,7 @@ class Frontend:
         receipt: dict[str, Any] | None = None,
     ) -> None:
         self.of_model = of_model
+        self._in_hf_terms = ParamsInHFTerms(of_model)
         self.max_model_len = max_model_len
         self._tokenizer = tokenizer
         self.vocab_size = vocab_size
@@ -256,7 +257,7 @@ class Frontend:
                     "LLM.generate()."
                 )
         negative_prompt_ids = body.pop("negative_prompt_ids", None)
-        config = from_sampling_params(params, self.of_model, body)
+        config = self._in_hf_terms.config_of(params, body)
         check_request(config)
         if any(name in body for name in LENGTHS):
             self._limit_length(params, config, prompt_len, length_is_default=False)
