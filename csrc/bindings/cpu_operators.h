@@ -1,4 +1,5 @@
-// Operators of this library that others call: see the modules of vllm/fork_ops.
+// What operators of this library are made of, for those that call several: see the modules of
+// vllm/fork_ops. Each checks its arguments as the operator does.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
@@ -11,23 +12,36 @@ namespace vllm_fork {
 
 using torch::stable::Tensor;
 
-std::tuple<Tensor, Tensor> rotate_rounded(Tensor positions, Tensor query, Tensor key,
-                                          Tensor cos_sin, int64_t head_size, bool is_neox);
+// A contiguous tensor of the result's shape and dtype that is written to; a new one if there is none.
+using Into = std::optional<Tensor>;
+
+std::tuple<Tensor, Tensor> rotate_rounded_into(const Into& into_query, const Into& into_key,
+                                               const Tensor& positions, const Tensor& query,
+                                               const Tensor& key, const Tensor& cos_sin,
+                                               int64_t head_size, bool is_neox);
 
 // The normed rows, and what was normed: the sum with the residual, or nothing if there is none.
-std::tuple<Tensor, Tensor> rms_norm_rounded(Tensor x, std::optional<Tensor> residual,
-                                            Tensor weight, double epsilon);
+// `into_squares`: float32, of the shape of x.
+std::tuple<Tensor, Tensor> rms_norm_rounded_into(const Into& into, const Into& into_total,
+                                                 const Into& into_squares, const Tensor& x,
+                                                 const std::optional<Tensor>& residual,
+                                                 const Tensor& weight, double epsilon);
 
-Tensor silu_and_mul_rounded(Tensor x);
+// `into_gate`: of the result's shape.
+Tensor silu_and_mul_rounded_into(const Into& into, const Into& into_gate, const Tensor& x);
 
 void append_to_pages(Tensor pages, Tensor key, Tensor value, Tensor slots);
 
-Tensor row_products(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t block);
+Tensor row_products_into(const Into& into, const Tensor& x, const Tensor& weight,
+                         const std::optional<Tensor>& bias, int64_t block);
 
-Tensor ordered_products(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor order);
+Tensor ordered_products_into(const Into& into, const Tensor& x, const Tensor& weight,
+                             const std::optional<Tensor>& bias, const Tensor& order);
 
-Tensor paged_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor starts, Tensor stops,
-                  int64_t key_size, std::optional<double> scale, bool enable_gqa,
-                  bool thread_per_request, bool in_one, std::optional<Tensor> order);
+// paged_sdpa with in_one.
+Tensor token_sdpa_into(const Into& into, const Tensor& query, const Tensor& pages,
+                       const Tensor& blocks, const Tensor& starts, const Tensor& stops,
+                       int64_t key_size, std::optional<double> scale,
+                       const std::optional<Tensor>& order);
 
 }  // namespace vllm_fork

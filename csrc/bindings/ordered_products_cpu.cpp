@@ -58,7 +58,8 @@ void by_range(const std::vector<SumRange>& ranges, int64_t first, int64_t last,
 
 }  // namespace
 
-Tensor ordered_products(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor order) {
+Tensor ordered_products_into(const Into& into, const Tensor& x, const Tensor& weight,
+                             const std::optional<Tensor>& bias, const Tensor& order) {
   check_ordered(x, weight, bias);
   const int64_t rows = x.size(0), outputs = weight.size(0), size = x.size(1);
   OrderRows order_rows(kOrdered, order);
@@ -67,7 +68,7 @@ Tensor ordered_products(Tensor x, Tensor weight, std::optional<Tensor> bias, Ten
         " outputs.");
   const std::vector<float> lanes = by_lanes(x);
   const int64_t groups = (rows + kOrderedLanes - 1) / kOrderedLanes;
-  Tensor result = torch::stable::new_empty(x, {rows, outputs});
+  Tensor result = into ? *into : torch::stable::new_empty(x, {rows, outputs});
   const auto* from = static_cast<const float*>(weight.data_ptr());
   const auto* offsets = bias ? static_cast<const float*>(bias->data_ptr()) : nullptr;
   auto* target = static_cast<float*>(result.data_ptr());
@@ -97,6 +98,10 @@ Tensor ordered_products(Tensor x, Tensor weight, std::optional<Tensor> bias, Ten
     }
   });
   return result;
+}
+
+Tensor ordered_products(Tensor x, Tensor weight, std::optional<Tensor> bias, Tensor order) {
+  return ordered_products_into(std::nullopt, x, weight, bias, order);
 }
 
 namespace {

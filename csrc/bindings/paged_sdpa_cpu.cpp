@@ -43,12 +43,12 @@ int64_t heads_of_thread(int64_t heads) {
 // Keys and values are read where they are. Calls attend(TokenAttentionOf<Bits>) for each request and
 // head of keys.
 template <typename Bits, typename Attend>
-Tensor attend_in_one(const Given& given, int64_t scratch_size, const Attend& attend) {
+void attend_in_one(const Given& given, int64_t scratch_size, Tensor& result,
+                   const Attend& attend) {
   const auto& [query, pages, blocks, starts, stops, scale] = given;
   const int64_t requests = query.size(0), heads = query.size(1), size = query.size(3);
   const int64_t kv_heads = pages.size(1), group = heads / kv_heads, width = blocks.size(1);
   const auto* all_blocks = static_cast<const int32_t*>(blocks.data_ptr());
-  Tensor result = torch::stable::new_empty(query, {requests, 1, heads, size});
   const auto* queries = static_cast<const Bits*>(query.data_ptr());
   const auto* cache = static_cast<const Bits*>(pages.data_ptr());
   auto* out = static_cast<Bits*>(result.data_ptr());
@@ -74,7 +74,6 @@ Tensor attend_in_one(const Given& given, int64_t scratch_size, const Attend& att
                                     scratch.data(), out + first, head * group, of_thread});
     }
   });
-  return result;
 }
 
 // Four to seven keys with their orders, and a range without steps for the values, whose flags have
@@ -100,39 +99,54 @@ FloatOrder float_order(const Tensor& order, int64_t size) {
   return found;
 }
 
-Tensor attend_in_order(const Given& given, const std::optional<Tensor>& order) {
+void attend_in_order(const Given& given, const std::optional<Tensor>& order, Tensor& result) {
   const int64_t heads = given.query.size(1) / given.pages.size(1), size = given.query.size(3);
   if (given.query.scalar_type() == ScalarType::Float) {
     check(order.has_value(), kSdpa, ": in_one takes an order in float32.");
     const FloatOrder steps = float_order(*order, size);
-    return attend_in_one<float>(given, float_scratch(heads, size),
-                                [&](const TokenAttentionOf<float>& one) {
-                                  chosen_float_token_attention()({one, &steps});
-                                });
+    attend_in_one<float>(given, float_scratch(heads, size), result,
+                         [&](const TokenAttentionOf<float>& one) {
+                           chosen_float_token_attention()({one, &steps});
+                         });
+    return;
   }
   const bool is_float16 = given.query.scalar_type() == ScalarType::Half;
-  return attend_in_one<uint16_t>(given, kTokenHeads * (size + kTokenKeys),
-                                 [&](const TokenAttentionOf<uint16_t>& one) {
-                                   chosen_token_attention()({one, is_float16});
-                                 });
+  attend_in_one<uint16_t>(given, kTokenHeads * (size + kTokenKeys), result,
+                          [&](const TokenAttentionOf<uint16_t>& one) {
+                            chosen_token_attention()({one, is_float16});
+                          });
 }
 
 bool has_token_attention() { return chosen_token_attention() != nullptr; }
 
 }  // namespace
 
+Tensor token_sdpa_into(const Into& into, const Tensor& query, const Tensor& pages,
+                       const Tensor& blocks, const Tensor& starts, const Tensor& stops,
+                       int64_t key_size, std::optional<double> scale,
+                       const std::optional<Tensor>& order) {
+  check_paged_sdpa(query, pages, blocks, starts, stops, key_size);
+  check_token_attention(query, pages, key_size, has_token_attention());
+  Tensor result =
+      into ? *into : torch::stable::new_empty(query, {query.size(0), 1, query.size(1), key_size});
+  const double default_scale = 1.0 / std::sqrt(static_cast<double>(key_size));
+  const auto factor = static_cast<float>(scale.value_or(default_scale));
+  attend_in_order({query, pages, blocks, static_cast<const int64_t*>(starts.data_ptr()),
+                   static_cast<const int64_t*>(stops.data_ptr()), factor},
+                  order, result);
+  return result;
+}
+
 Tensor paged_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor starts, Tensor stops,
                   int64_t key_size, std::optional<double> scale, bool enable_gqa,
                   bool thread_per_request, bool in_one, std::optional<Tensor> order) {
+  if (in_one) {
+    return token_sdpa_into(std::nullopt, query, pages, blocks, starts, stops, key_size, scale,
+                           order);
+  }
   check_paged_sdpa(query, pages, blocks, starts, stops, key_size);
   const auto* first = static_cast<const int64_t*>(starts.data_ptr());
   const auto* last = static_cast<const int64_t*>(stops.data_ptr());
-  if (in_one) {
-    check_token_attention(query, pages, key_size, has_token_attention());
-    const double default_scale = 1.0 / std::sqrt(static_cast<double>(key_size));
-    const auto factor = static_cast<float>(scale.value_or(default_scale));
-    return attend_in_order({query, pages, blocks, first, last, factor}, order);
-  }
   const int64_t requests = query.size(0);
   const int64_t heads = query.size(1);
   const int64_t value_size = pages.size(3) - key_size;

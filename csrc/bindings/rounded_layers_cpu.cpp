@@ -73,10 +73,10 @@ VLLM_FORK_WITH_VECTORS void rotate(const Number* head, const Number* angles, con
   std::memcpy(out + rotated, head + rotated, (by.head_size - rotated) * sizeof(Number));
 }
 
-Tensor rotated(const Tensor& positions, const Tensor& x, const Tensor& angles,
+Tensor rotated(const Into& into, const Tensor& positions, const Tensor& x, const Tensor& angles,
                const Rotation& by) {
   const int64_t tokens = x.size(0), columns = x.size(1), stride = x.stride(0);
-  Tensor result = torch::stable::new_empty(x, {tokens, columns});
+  Tensor result = into ? *into : torch::stable::new_empty(x, {tokens, columns});
   const auto* places = positions.const_data_ptr<int64_t>();
   with_number(x, [&](auto number) {
     using Number = decltype(number);
@@ -108,8 +108,10 @@ void check_rotated(const char* name, const Tensor& x, const Tensor& positions,
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> rotate_rounded(Tensor positions, Tensor query, Tensor key,
-                                          Tensor cos_sin, int64_t head_size, bool is_neox) {
+std::tuple<Tensor, Tensor> rotate_rounded_into(const Into& into_query, const Into& into_key,
+                                               const Tensor& positions, const Tensor& query,
+                                               const Tensor& key, const Tensor& cos_sin,
+                                               int64_t head_size, bool is_neox) {
   check_dtype(kRotate, "positions", positions, ScalarType::Long);
   check_dim(kRotate, "positions", positions, 1);
   check_contiguous(kRotate, "positions", positions);
@@ -125,7 +127,14 @@ std::tuple<Tensor, Tensor> rotate_rounded(Tensor positions, Tensor query, Tensor
     check(0 <= places[t] && places[t] < cos_sin.size(0), kRotate, ": positions[", t, "] is ",
           places[t], ", and cos_sin has ", cos_sin.size(0), " rows.");
   }
-  return {rotated(positions, query, cos_sin, by), rotated(positions, key, cos_sin, by)};
+  return {rotated(into_query, positions, query, cos_sin, by),
+          rotated(into_key, positions, key, cos_sin, by)};
+}
+
+std::tuple<Tensor, Tensor> rotate_rounded(Tensor positions, Tensor query, Tensor key,
+                                          Tensor cos_sin, int64_t head_size, bool is_neox) {
+  return rotate_rounded_into(std::nullopt, std::nullopt, positions, query, key, cos_sin, head_size,
+                             is_neox);
 }
 
 namespace {
@@ -181,13 +190,18 @@ void check_normed(const Tensor& x, const std::optional<Tensor>& residual, const 
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> rms_norm_rounded(Tensor x, std::optional<Tensor> residual,
-                                            Tensor weight, double epsilon) {
+std::tuple<Tensor, Tensor> rms_norm_rounded_into(const Into& into, const Into& into_total,
+                                                 const Into& into_squares, const Tensor& x,
+                                                 const std::optional<Tensor>& residual,
+                                                 const Tensor& weight, double epsilon) {
   check_normed(x, residual, weight);
   const int64_t rows = x.size(0), columns = x.size(1);
-  Tensor squares = torch::stable::new_empty(x, {rows, columns}, ScalarType::Float);
-  Tensor total = torch::stable::new_empty(x, {residual ? rows : 0, columns});
-  Tensor result = torch::stable::new_empty(x, {rows, columns});
+  Tensor squares = into_squares
+                       ? *into_squares
+                       : torch::stable::new_empty(x, {rows, columns}, ScalarType::Float);
+  Tensor total =
+      into_total ? *into_total : torch::stable::new_empty(x, {residual ? rows : 0, columns});
+  Tensor result = into ? *into : torch::stable::new_empty(x, {rows, columns});
   with_number(x, [&](auto number) {
     using Number = decltype(number);
     const auto* own = static_cast<const Number*>(x.data_ptr());
@@ -214,6 +228,12 @@ std::tuple<Tensor, Tensor> rms_norm_rounded(Tensor x, std::optional<Tensor> resi
   return {result, total};
 }
 
+std::tuple<Tensor, Tensor> rms_norm_rounded(Tensor x, std::optional<Tensor> residual,
+                                            Tensor weight, double epsilon) {
+  return rms_norm_rounded_into(std::nullopt, std::nullopt, std::nullopt, x, residual, weight,
+                               epsilon);
+}
+
 namespace {
 
 // --- gated activations ---------------------------------------------------------------------------
@@ -224,24 +244,24 @@ VLLM_FORK_WITH_VECTORS void multiply(const Number* a, const Number* b, int64_t c
   for (int64_t i = 0; i < count; ++i) out[i] = narrow<Number>(widen(a[i]) * widen(b[i]));
 }
 
-// PyTorch's own function of a contiguous tensor: its bits are what is wanted.
-Tensor silu(const Tensor& x) {
+// PyTorch's own function of a contiguous tensor, in place: its bits are what is wanted.
+void silu(const Tensor& x) {
   std::array<StableIValue, 1> stack{torch::stable::detail::from(x)};
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::silu", "", stack.data(), TORCH_ABI_VERSION));
-  return torch::stable::detail::to<Tensor>(stack[0]);
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::silu_", "", stack.data(), TORCH_ABI_VERSION));
+  torch::stable::detail::to<Tensor>(stack[0]);  // else it would never be freed
 }
 
 }  // namespace
 
-Tensor silu_and_mul_rounded(Tensor x) {
+Tensor silu_and_mul_rounded_into(const Into& into, const Into& into_gate, const Tensor& x) {
   check_portable_type(kGated, "x", x);
   check_dim(kGated, "x", x, 2);
   check_contiguous(kGated, "x", x);
   check(x.size(1) % 2 == 0, kGated, ": x must have an even number of columns, but has ",
         x.size(1), ".");
   const int64_t rows = x.size(0), columns = x.size(1) / 2;
-  Tensor gate = torch::stable::new_empty(x, {rows, columns});
-  Tensor result = torch::stable::new_empty(x, {rows, columns});
+  Tensor gate = into_gate ? *into_gate : torch::stable::new_empty(x, {rows, columns});
+  Tensor result = into ? *into : torch::stable::new_empty(x, {rows, columns});
   with_number(x, [&](auto number) {
     using Number = decltype(number);
     const auto* source = static_cast<const Number*>(x.data_ptr());
@@ -252,16 +272,19 @@ Tensor silu_and_mul_rounded(Tensor x) {
         std::memcpy(half + row * columns, source + 2 * row * columns, columns * sizeof(Number));
       }
     });
-    const Tensor activated = silu(gate);
-    const auto* factors = static_cast<const Number*>(activated.data_ptr());
+    silu(gate);
     for_rows(rows, columns, [&](int64_t first, int64_t last) {
       for (int64_t row = first; row < last; ++row) {
-        multiply(factors + row * columns, source + (2 * row + 1) * columns, columns,
+        multiply(half + row * columns, source + (2 * row + 1) * columns, columns,
                  out + row * columns);
       }
     });
   });
   return result;
+}
+
+Tensor silu_and_mul_rounded(Tensor x) {
+  return silu_and_mul_rounded_into(std::nullopt, std::nullopt, x);
 }
 
 namespace {

@@ -149,10 +149,10 @@ bool has_row_chains() { return chosen_row_chains() != nullptr; }
 
 }  // namespace
 
-Tensor row_products(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t block) {
+Tensor row_products_into(const Into& into, const Tensor& x, const Tensor& weight,
+                         const std::optional<Tensor>& bias, int64_t block) {
   const bool is_there = block ? has_row_chains() : has_row_products();
   check_row_products(x, weight, bias, block, is_there);
-  Tensor result = torch::stable::new_empty(x, {x.size(0), weight.size(0)});
   const Operands operands{
       static_cast<const uint16_t*>(x.data_ptr()),
       static_cast<const uint16_t*>(weight.data_ptr()),
@@ -162,6 +162,7 @@ Tensor row_products(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t
       x.size(1),
       format_of(x),
   };
+  Tensor result = into ? *into : torch::stable::new_empty(x, {x.size(0), weight.size(0)});
   auto* target = static_cast<uint16_t*>(result.data_ptr());
   if (block && ChainsOfFewRows::takes(operands)) {
     multiply(operands, ChainsOfFewRows(operands, block), target);
@@ -171,6 +172,10 @@ Tensor row_products(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t
     multiply(operands, SumsOfRows(operands), target);
   }
   return result;
+}
+
+Tensor row_products(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t block) {
+  return row_products_into(std::nullopt, x, weight, bias, block);
 }
 
 }  // namespace vllm_fork

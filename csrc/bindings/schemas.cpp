@@ -23,14 +23,14 @@ STABLE_TORCH_LIBRARY(vllm_fork, library) {
       "float? scale, bool enable_gqa, bool in_one, Tensor(a!) result) -> ()");
   library.def("has_prompt_order(int length) -> bool");
   library.def(
-      "decoder_layer_rows(Tensor x, Tensor? residual, Tensor input_norm, Tensor qkv, "
-      "Tensor? qkv_bias, int qkv_order, Tensor? qkv_steps, Tensor? query_norm, Tensor? key_norm, "
-      "float head_epsilon, Tensor output, Tensor? output_bias, int output_order, "
-      "Tensor? output_steps, Tensor post_norm, Tensor gate_up, Tensor? gate_up_bias, "
-      "int gate_up_order, Tensor? gate_up_steps, Tensor down, Tensor? down_bias, int down_order, "
-      "Tensor? down_steps, float input_epsilon, float post_epsilon, Tensor? attention_order, "
-      "Tensor positions, Tensor cos_sin, bool is_neox, Tensor(a!) pages, Tensor slots, "
-      "Tensor blocks, Tensor starts, Tensor stops, float scale) -> (Tensor, Tensor)");
+      "decoder_rows(Tensor x, Tensor[] input_norm, Tensor[] qkv, Tensor[] qkv_bias, "
+      "Tensor[] qkv_steps, Tensor[] query_norm, Tensor[] key_norm, Tensor[] output, "
+      "Tensor[] output_bias, Tensor[] output_steps, Tensor[] post_norm, Tensor[] gate_up, "
+      "Tensor[] gate_up_bias, Tensor[] gate_up_steps, Tensor[] down, Tensor[] down_bias, "
+      "Tensor[] down_steps, int[] orders, float input_epsilon, float post_epsilon, "
+      "float head_epsilon, Tensor? attention_order, Tensor positions, Tensor cos_sin, "
+      "bool is_neox, Tensor(a!)[] pages, Tensor[] slots, Tensor[] blocks, Tensor[] starts, "
+      "Tensor[] stops, int[] places, float scale) -> (Tensor, Tensor)");
   library.def(
       "rotate_rounded(Tensor positions, Tensor query, Tensor key, Tensor cos_sin, int head_size, "
       "bool is_neox) -> (Tensor, Tensor)");

@@ -1,4 +1,4 @@
-"""A decoder layer's single tokens as one operator have the bits that the layer's own way gives."""
+"""Single tokens have the same bits where all decoder layers are one operator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.loaded_models import LoadModel, engine_config, model_of
 from tools.make_random_model import make_random_model
-from vllm.fork_ops.decoder_layer import decoder_layer_rows
+from vllm.fork_ops.decoder_rows import decoder_rows as operator_of_rows
 from vllm.forward_context import set_forward_context
 from vllm.hf_numerics import decoder_rows
 from vllm.hf_numerics.decoder_rows import DecoderRows
@@ -24,7 +24,7 @@ KINDS = ("tinyllama-1.1b", "qwen2-0.5b", "mistral-7b", "qwen3-0.6b")
 
 
 class Layers:
-    """The decoder layers of a model, and what is around them in a step.
+    """A model without its head, and what is around it in a step.
 
     Args:
         model: of vLLM.
@@ -32,14 +32,15 @@ class Layers:
     """
 
     def __init__(self, model: Any, config: Any) -> None:
-        self.layers: list[Any] = list(model.model.layers)
+        self.decoder: Any = model.model
+        self.layers: Any = model.model.layers
         self._config = config
         self.hidden_size = config.model_config.hf_text_config.hidden_size
         self.dtype = config.model_config.dtype
         self._names = [layer.self_attn.attn.layer_name for layer in self.layers]
 
     def run(self, lengths: list[int], queries: int = 1) -> list[torch.Tensor]:
-        """Return what the layers compute, and the keys and values afterwards.
+        """Return what the model computes, and the keys and values afterwards.
 
         Args:
             lengths: of the texts with the new tokens.
@@ -60,17 +61,14 @@ class Layers:
             query_start_loc=starts, seq_lens=torch.tensor(lengths).int(), block_table=blocks
         )
         x = torch.randn(count * queries, self.hidden_size, generator=generator).to(self.dtype)
-        residual = None
         with set_forward_context(
             dict.fromkeys(self._names, metadata),
             self._config,
             num_tokens=len(x),
             slot_mapping=dict.fromkeys(self._names, slots),
         ):
-            for layer in self.layers:
-                x, residual = layer(positions, x, residual)
-        assert residual is not None
-        return [x, residual, *(layer.self_attn.attn.kv_cache for layer in self.layers)]
+            answer = self.decoder(None, positions, None, inputs_embeds=x)
+        return [answer, *(layer.self_attn.attn.kv_cache for layer in self.layers)]
 
 
 @pytest.fixture
@@ -88,14 +86,14 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def recorded(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         found.append(len(x))
-        return decoder_layer_rows(x, *args, **kwargs)
+        return operator_of_rows(x, *args, **kwargs)
 
-    monkeypatch.setattr(decoder_rows, "decoder_layer_rows", recorded)
+    monkeypatch.setattr(decoder_rows, "decoder_rows", recorded)
     return found
 
 
 def takes_operator(layers: Layers) -> bool:
-    return decoder_rows._plan_of(layers.layers[0]) is not None
+    return decoder_rows._plan_of(layers.layers) is not None
 
 
 @pytest.mark.parametrize(
@@ -110,7 +108,7 @@ def test_bits(layers: Layers, monkeypatch: pytest.MonkeyPatch) -> None:
     for count in (1, 2, 7, 16, MOST_ROWS):
         lengths = [1 + 89 * i // count for i in range(count)]
         found = layers.run(lengths)
-        assert counted == [count] * 2
+        assert counted == [count]
         counted.clear()
         with monkeypatch.context() as patch:
             patch.setattr(DecoderRows, "_places", lambda *_: None)
@@ -145,21 +143,17 @@ def globally_hooked(_: Any) -> Any:
     return nn.modules.module.register_module_forward_pre_hook(lambda *_: None)
 
 
-@pytest.mark.parametrize(
-    ("change", "others"),
-    [(hooked, 1), (replaced, 0), (globally_hooked, 0)],
-    ids=lambda x: getattr(x, "__name__", x),
-)
+@pytest.mark.parametrize("change", [hooked, replaced, globally_hooked])
 @torch.inference_mode()
 def test_layers_that_were_changed(
-    change: Any, others: int, layers: Layers, monkeypatch: pytest.MonkeyPatch
+    change: Any, layers: Layers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the operator was used, and before it is used again; a hook is of the first layer."""
+    """After the operator was used, and before it is used again."""
     if not takes_operator(layers):
         pytest.skip("the kernels that it calls have not the bits of this CPU's libraries")
     counted = calls(monkeypatch)
     layers.run([20, 30])
-    assert counted == [2, 2]
+    assert counted == [2]
     counted.clear()
     handle = change(layers.layers[0])
     if change is replaced:  # two halves, of which the other module leaves both
@@ -167,11 +161,37 @@ def test_layers_that_were_changed(
             layers.run([20, 30])
     else:
         layers.run([20, 30])
-    assert counted == [2] * others
-    counted.clear()
+    assert counted == []
     handle.remove()
     layers.run([20, 30])
-    assert counted == [2, 2]
+    assert counted == [2]
+
+
+@torch.inference_mode()
+def test_a_layer_that_takes_the_place_of_another(
+    layers: Layers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not takes_operator(layers):
+        pytest.skip("the kernels that it calls have not the bits of this CPU's libraries")
+    before = layers.run([20, 30])
+    counted = calls(monkeypatch)
+    first, second = layers.layers
+    layers.layers[0] = second
+    assert not same_bits(layers.run([20, 30])[0], before[0])
+    assert counted == []
+    layers.layers[0] = first
+    assert same_bits(layers.run([20, 30])[0], before[0])
+    assert counted == [2]
+
+
+@torch.inference_mode()
+def test_layers_whose_outputs_are_wanted(layers: Layers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As models that draft with them want them."""
+    counted = calls(monkeypatch)
+    monkeypatch.setattr(layers.decoder, "aux_hidden_state_layers", (1,))
+    answer, own = layers.run([20, 30])[0]
+    assert counted == []
+    assert answer.shape == own[0].shape
 
 
 @torch.inference_mode()
@@ -202,4 +222,6 @@ def test_layers_that_it_does_not_compute(
     model, _ = load_model(shape, **arguments)
     for layer in model.modules():
         own = vars(layer).get("forward")
-        assert not isinstance(own, DecoderRows) or decoder_rows._plan_of(own._layer) is None
+        assert (
+            not isinstance(own, DecoderRows) or decoder_rows._plan_of(own._decoder.layers) is None
+        )

@@ -23,7 +23,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from vllm.fork_ops import has_paged_sdpa
-from vllm.fork_ops.decoder_layer import RowsInPages
+from vllm.fork_ops.decoder_rows import RowsInPages
 from vllm.hf_exact.alone import sliding_windows
 from vllm.hf_exact.attention_name import AttentionName
 from vllm.hf_exact.group import Group
@@ -95,12 +95,15 @@ class GroupCache(DynamicCache):
         self._rows = torch.arange(len(positions), device=blocks.device)
         self._slots = layers[0].slots_of(blocks, self._rows, self._places)
         self._stops = self._places + 1
-        self._angles: Any = None
         self._starts = {
             window: torch.zeros_like(self._places)
             if window is None
             else torch.clamp_min(self._stops - window, 0)
             for window in set(windows)
+        }
+        self._rows_in_pages = {
+            window: RowsInPages(self._slots, blocks, starts, self._stops)
+            for window, starts in self._starts.items()
         }
 
     def update(
@@ -120,8 +123,7 @@ class GroupCache(DynamicCache):
 
     def rows_of(self, layer_idx: int) -> tuple[LayerPages, RowsInPages]:
         """Return the pages of a layer, and where each request's tokens are in them."""
-        starts = self._starts[self._windows[layer_idx]]
-        return self._pages[layer_idx], RowsInPages(self._slots, self._blocks, starts, self._stops)
+        return self._pages[layer_idx], self._rows_in_pages[self._windows[layer_idx]]
 
     def angles_of(
         self, embeddings: tuple[torch.Tensor, torch.Tensor]
@@ -132,10 +134,8 @@ class GroupCache(DynamicCache):
         Args:
             embeddings: cosines and sines, [num_requests, 1, rotary_dim] each.
         """
-        if self._angles is None or self._angles[0] is not embeddings:
-            halves = [one[:, 0, : one.shape[-1] // 2] for one in embeddings]
-            self._angles = embeddings, (self._rows, torch.cat(halves, dim=-1))
-        return self._angles[1]
+        halves = [one[:, 0, : one.shape[-1] // 2] for one in embeddings]
+        return self._rows, torch.cat(halves, dim=-1)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the length of the longest sequence; masks and positions do not follow from it."""

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2CLS
 from transformers.pytorch_utils import Conv1D
 
+from vllm.hf_exact.decoder_rows import DecoderRows, can_compute
 from vllm.hf_exact.group import Group
-from vllm.hf_exact.layer_rows import LayerRows, can_compute
 from vllm.hf_exact.row_linear import RowLinear
 from vllm.hf_numerics.activations import parts_of_runs
 from vllm.hf_numerics.single_row_experts import PLAIN_MIXTURES, RowExperts
@@ -38,7 +38,7 @@ def stand_in(model: PreTrainedModel, group: Group) -> None:
         if _has_stand_in(module):
             continue
         if can_compute(module, model.config._attn_implementation):
-            vars(module)["forward"] = LayerRows(module, group)
+            vars(module)["forward"] = DecoderRows(module, group)
         elif (forward := _forward_for(module, group)) is not None:
             vars(module)["forward"] = forward
 
@@ -46,7 +46,7 @@ def stand_in(model: PreTrainedModel, group: Group) -> None:
 def standing_in(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the layers that keep prompts apart, because something stands in for them."""
     for module in model.modules():
-        if _has_stand_in(module) and not isinstance(module.forward, LayerRows):
+        if _has_stand_in(module) and not isinstance(module.forward, DecoderRows):
             yield module
 
 

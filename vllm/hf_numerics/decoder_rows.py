@@ -1,9 +1,9 @@
-"""Decoder layers that compute a step of single tokens as one operator, with the same bits.
+"""Models whose decoder layers compute a step of single tokens as one operator, with the same bits.
 
-What a layer calls for such a step are a few operators of this project, and in a small model most of
-the time goes into calling them. Any other step goes the layer's own way, and so does every step of
-a layer that is not exactly what the operator computes: with adapters, with hooks, with modules that
-were replaced, on ranks of tensor parallelism.
+What layers call for such a step are a few operators of this project, and in a small model most of
+the time goes into calling them. Any other step goes the model's own way, and so does every step of
+a model whose layers are not exactly what the operator computes: with adapters, with hooks, with
+modules that were replaced, on ranks of tensor or pipeline parallelism.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from vllm.fork_ops.decoder_layer import LayerWeights, RowOrder, RowsInPages, decoder_layer_rows
+from vllm.fork_ops.decoder_rows import (
+    DecoderWeights,
+    Epsilons,
+    LayerWeights,
+    RowOrder,
+    RowsInPages,
+    decoder_rows,
+)
 from vllm.forward_context import get_forward_context, is_forward_context_available
 from vllm.hf_numerics.activations import forward_silu_and_mul
 from vllm.hf_numerics.attention import HFAttentionImpl
@@ -36,22 +43,30 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 _MODELS = "vllm.model_executor.models."
+_DECODERS = {
+    "llama.LlamaModel": "llama.LlamaDecoderLayer",
+    "mistral.MistralModel": "mistral.MistralDecoderLayer",
+    "qwen2.Qwen2Model": "qwen2.Qwen2DecoderLayer",
+    "qwen3.Qwen3Model": "qwen3.Qwen3DecoderLayer",
+}
+"""Of vLLM's models, those that can compute as ``LlamaModel.forward`` does, and their layers."""
+
 _LAYERS = {
     "llama.LlamaDecoderLayer": ("llama.LlamaAttention", "llama.LlamaMLP"),
     "mistral.MistralDecoderLayer": ("mistral.MistralAttention", "llama.LlamaMLP"),
     "qwen2.Qwen2DecoderLayer": ("qwen2.Qwen2Attention", "qwen2.Qwen2MLP"),
     "qwen3.Qwen3DecoderLayer": ("qwen3.Qwen3Attention", "qwen2.Qwen2MLP"),
 }
-"""Layers of vLLM's models that can compute as ``LlamaDecoderLayer.forward`` does, in Qwen3's with
-norms of heads; and what attends and multiplies in them."""
+"""Layers that can compute as ``LlamaDecoderLayer.forward`` does, in Qwen3's with norms of heads;
+and what attends and multiplies in them."""
 
 _PLACES = "_hf_places_of_rows"
 
-Output = tuple[torch.Tensor, torch.Tensor]
+_Orders = tuple[RowOrder, RowOrder, RowOrder, RowOrder]
 
 
 def use_decoder_rows(model: nn.Module, vllm_config: VllmConfig) -> None:
-    """Let the decoder layers of a model, which is not loaded yet, take steps of single tokens.
+    """Let the decoders of a model, which is not loaded yet, take steps of single tokens.
 
     Args:
         model: of vLLM, with Hugging Face's operations.
@@ -59,141 +74,134 @@ def use_decoder_rows(model: nn.Module, vllm_config: VllmConfig) -> None:
     """
     if vllm_config.kv_transfer_config is not None:
         return  # what is sent elsewhere is sent by each layer's attention
-    for layer in model.modules():
-        if _name_of(layer) in _LAYERS:
-            vars(layer)["forward"] = DecoderRows(layer)
+    if vllm_config.parallel_config.pipeline_parallel_size > 1:
+        return  # what goes from rank to rank is the model's own business
+    for decoder in model.modules():
+        if _name_of(decoder) in _DECODERS:
+            vars(decoder)["forward"] = DecoderRows(decoder)
 
 
 class _Plan:
-    """How a loaded layer is computed.
+    """How a loaded decoder is computed.
 
     Args:
-        layer: one of `_LAYERS`.
-        orders: of the products with qkv, o, gate and up, and down (`row_products`).
+        layers: of it, with one of the names in `_LAYERS`.
+        orders: of each layer's products with qkv, o, gate and up, and down.
 
     Attributes:
-        parts: of the layer.
-        counts: of rows for which it is computed.
+        parts: of the layers.
+        counts: of rows for which they are computed.
     """
 
-    def __init__(self, layer: Any, orders: tuple[int, int, int, int]) -> None:
-        self._layer = layer
+    def __init__(self, layers: nn.ModuleList, orders: list[_Orders]) -> None:
+        self._layers = layers
         self._orders = orders
-        self.parts = LayerParts(layer)
-        attention, mlp = layer.self_attn, layer.mlp
-        norms = (layer.input_layernorm, layer.post_attention_layernorm, *_head_norms(attention))
-        products = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
-        self._norms = [norm._parameters for norm in norms]
-        self._products = [product._parameters for product in products]
+        self.parts = LayerParts(layers)
+        self._sources = [source for layer in layers for source in _parameters_of(layer)]
         self._parameters: list[torch.Tensor | None] = []
-        self._weights: LayerWeights | None = None
-        self.counts = counts_without_remainder(mlp.down_proj.weight.shape[1])
+        self._weights: DecoderWeights | None = None
+        first: Any = layers[0]
+        self.counts = counts_without_remainder(first.mlp.down_proj.weight.shape[1])
 
     @property
-    def weights(self) -> LayerWeights:
-        """What the layer computes with now: a running engine may be given other parameters."""
-        found = [one["weight"] for one in self._norms]
-        found += [one[name] for one in self._products for name in ("weight", "bias")]
+    def weights(self) -> DecoderWeights:
+        """What the layers compute with now: a running engine may be given other parameters."""
+        found = [source.get(name) for source, name in self._sources]
         if self._weights is None or any(map(operator.is_not, found, self._parameters)):
-            self._parameters, self._weights = found, self._weights_of(found)
+            self._parameters, self._weights = found, self._made(found)
         return self._weights
 
-    def _weights_of(self, parameters: list[Any]) -> LayerWeights:
-        input_norm, post_norm, *rest = parameters
-        head_norms = _head_norms(self._layer.self_attn)
-        query_norm, key_norm = rest[: len(head_norms)] or (None, None)
-        qkv, qkv_bias, output, output_bias, *others = rest[len(head_norms) :]
-        gate_up, gate_up_bias, down, down_bias = others
-        return LayerWeights(
-            input_norm,
-            qkv,
-            qkv_bias,
-            RowOrder(self._orders[0]),
-            query_norm,
-            key_norm,
-            head_norms[0].variance_epsilon if head_norms else 0.0,
-            output,
-            output_bias,
-            RowOrder(self._orders[1]),
-            post_norm,
-            gate_up,
-            gate_up_bias,
-            RowOrder(self._orders[2]),
-            down,
-            down_bias,
-            RowOrder(self._orders[3]),
-            self._layer.input_layernorm.variance_epsilon,
-            self._layer.post_attention_layernorm.variance_epsilon,
-            None,
+    def _made(self, parameters: list[Any]) -> DecoderWeights:
+        each = len(parameters) // len(self._layers)
+        norms = _norms_of(self._layers[0])
+        return DecoderWeights(
+            [
+                LayerWeights(orders, *parameters[i * each : (i + 1) * each])
+                for i, orders in enumerate(self._orders)
+            ],
+            Epsilons(*(norm.variance_epsilon for norm in norms[:3])),
         )
 
 
 class DecoderRows:
-    """Stands in for the ``forward`` of a decoder layer.
+    """Stands in for the ``forward`` of a model without its head.
 
     Args:
-        layer: one of `_LAYERS`.
+        decoder: with one of the names in `_DECODERS`.
     """
 
-    def __init__(self, layer: Any) -> None:
-        self._layer = layer
-        self._forward = layer.forward
-        self._name: str = layer.self_attn.attn.layer_name
-        self._window: int = max(layer.self_attn.attn.impl.sliding_window, 0)
+    def __init__(self, decoder: Any) -> None:
+        self._decoder = decoder
+        self._forward = decoder.forward
+        attentions = [layer.self_attn.attn for layer in decoder.layers]
+        self._names: list[str] = [one.layer_name for one in attentions]
+        self._windows = [max(one.impl.sliding_window, 0) for one in attentions]
         self._plan: _Plan | None = None
         self._is_planned = False
 
     def __call__(
         self,
+        input_ids: torch.Tensor | None,
         positions: torch.Tensor,
-        hidden_states: torch.Tensor,
-        residual: torch.Tensor | None,
+        intermediate_tensors: Any = None,
+        inputs_embeds: torch.Tensor | None = None,
         **others: Any,
-    ) -> Output:
-        """As ``LlamaDecoderLayer.forward``."""
-        num_rows = len(hidden_states)
-        if num_rows <= MOST_ROWS and positions.dim() == 1 and not others:
-            places = self._places(num_rows)
-            if places is not None and (plan := self._current_plan()) and num_rows in plan.counts:
-                return self._compute(positions, hidden_states, residual, plan, places)
-        output: Output = self._forward(positions, hidden_states, residual, **others)
-        return output
+    ) -> Any:
+        """As ``LlamaModel.forward``."""
+        decoder = self._decoder
+        if (
+            positions.dim() == 1
+            and len(positions) <= MOST_ROWS
+            and intermediate_tensors is None
+            and not others
+            and not decoder.aux_hidden_state_layers
+            and (places := self._places(len(positions))) is not None
+            and (plan := self._current_plan()) is not None
+            and len(positions) in plan.counts
+        ):
+            x = decoder.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
+            return decoder.norm(*self._compute(positions, x, plan, places))[0]
+        return self._forward(input_ids, positions, intermediate_tensors, inputs_embeds, **others)
 
-    def _places(self, num_rows: int) -> RowsInPages | None:
-        """Return where the tokens of this step are; None unless each is computed by itself."""
+    def _places(self, num_rows: int) -> list[RowsInPages] | None:
+        """Return where the tokens of this step are in the pages of each layer; None unless each is
+        computed by itself.
+        """
         if not is_forward_context_available():
             return None
         context = get_forward_context()
         metadata, slots = context.attn_metadata, context.slot_mapping
-        if not (isinstance(metadata, dict) and isinstance(slots, dict) and self._name in metadata):
+        if not (isinstance(metadata, dict) and isinstance(slots, dict)):
             return None
-        return _places_of(metadata[self._name], slots.get(self._name), num_rows, self._window)
+        found = []
+        for name, window in zip(self._names, self._windows, strict=True):
+            if name not in metadata:
+                return None
+            place = _places_of(metadata[name], slots.get(name), num_rows, window)
+            if place is None:
+                return None
+            found.append(place)
+        return found
 
     def _current_plan(self) -> _Plan | None:
-        """Return the plan; None if the layer is not, or not now, what the operator computes."""
+        """Return the plan; None if a layer is not, or not now, what the operator computes."""
         if not self._is_planned:  # weights are loaded, and adapters are in their places
-            self._plan, self._is_planned = _plan_of(self._layer), True
+            self._plan, self._is_planned = _plan_of(self._decoder.layers), True
         return self._plan if self._plan is not None and self._plan.parts.are_unchanged else None
 
     def _compute(
-        self,
-        positions: torch.Tensor,
-        hidden_states: torch.Tensor,
-        residual: torch.Tensor | None,
-        plan: _Plan,
-        places: RowsInPages,
-    ) -> Output:
-        attention = self._layer.self_attn
-        rotary, attn = attention.rotary_emb, attention.attn
+        self, positions: torch.Tensor, x: torch.Tensor, plan: _Plan, places: list[RowsInPages]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        layers = self._decoder.layers
+        rotary, attn = layers[0].self_attn.rotary_emb, layers[0].self_attn.attn
         # vLLM's parameters have Python called for each operator that they are given to.
         with torch._C.DisableTorchFunctionSubclass():
-            return decoder_layer_rows(
-                hidden_states,
-                residual,
+            return decoder_rows(
+                x,
                 plan.weights,
                 positions,
-                rotary._match_cos_sin_cache_dtype(hidden_states),
-                attn.kv_cache,
+                rotary._match_cos_sin_cache_dtype(x),
+                [layer.self_attn.attn.kv_cache for layer in layers],
                 places,
                 is_neox=rotary.is_neox_style,
                 scale=attn.impl.scale,
@@ -230,32 +238,83 @@ def _name_of(module: Any) -> str:
     return f"{type(module).__module__}.{type(module).__qualname__}".removeprefix(_MODELS)
 
 
-def _plan_of(layer: Any) -> _Plan | None:
-    """Return how a loaded layer is computed; None if it is not what the operator computes."""
+def _plan_of(layers: nn.ModuleList) -> _Plan | None:
+    """Return how the layers of a loaded decoder are computed; None if one is not what the operator
+    computes, or they differ in what they have.
+    """
+    if not layers or not all(map(_is_computed, layers)) or len({*map(_shape_of, layers)}) > 1:
+        return None
+    orders = [_orders_of(layer) for layer in layers]
+    found = [own for own in orders if own is not None]
+    return _Plan(layers, found) if len(found) == len(layers) else None
+
+
+def _is_computed(layer: Any) -> bool:
+    """Whether the operator computes a layer."""
     attention, mlp = layer.self_attn, layer.mlp
-    products = (attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj)
+    products = _products_of(layer)
     kinds = (QKVParallelLinear, RowParallelLinear, MergedColumnParallelLinear, RowParallelLinear)
-    norms = (layer.input_layernorm, layer.post_attention_layernorm, *_head_norms(attention))
-    if (
-        (_name_of(attention), _name_of(mlp)) != _LAYERS[_name_of(layer)]
+    return not (
+        (_name_of(attention), _name_of(mlp)) != _LAYERS.get(_name_of(layer))
         or any(getattr(attention, name, False) for name in ("qk_norm", "do_llama_4_scaling"))
         or getattr(layer, "ada_rms_norm_t_cond", None) is not None
+        or "forward" in vars(layer)
         or any(
             "forward" in vars(one) for part in (layer, attention, mlp) for one in part.children()
         )
         or any(type(one) is not kind for one, kind in zip(products, kinds, strict=True))
         or any(one.tp_size > 1 or one.skip_bias_add for one in products)
-        or not all(map(_is_rounded_norm, norms))
+        or not all(map(_is_rounded_norm, _norms_of(layer)))
         or not _calls(attention.rotary_emb, forward_rotary)
         or not (type(mlp.act_fn) is SiluAndMul and _calls(mlp.act_fn, forward_silu_and_mul))
         or not _attends_in_order(attention.attn, layer.input_layernorm.weight.dtype)
-    ):
-        return None
-    orders = [_order_of(one) for one in products]
-    if any(order is None for order in orders):
-        return None
-    qkv, output, gate_up, down = (order for order in orders if order is not None)
-    return _Plan(layer, (qkv, output, gate_up, down))
+    )
+
+
+def _shape_of(layer: Any) -> tuple[Any, ...]:
+    """Return what is the same in all layers that the operator computes at once."""
+    attention, norms = layer.self_attn, _norms_of(layer)
+    tensors = (source.get(name) for source, name in _parameters_of(layer))
+    return (
+        *(None if one is None else (one.shape, one.dtype) for one in tensors),
+        *(norm.variance_epsilon for norm in (norms[0], norms[1])),
+        len({norm.variance_epsilon for norm in norms[2:]}) <= 1,
+        attention.rotary_emb,
+        attention.attn.impl.scale,
+        attention.attn.num_kv_heads,
+    )
+
+
+def _parameters_of(layer: Any) -> list[tuple[dict[str, torch.Tensor | None], str]]:
+    """Return where the tensors of `LayerWeights` are, in their order there."""
+    attention, mlp = layer.self_attn, layer.mlp
+    none: dict[str, torch.Tensor | None] = {}
+    of_heads = [norm._parameters for norm in _head_norms(attention)] or [none, none]
+    query_norm, key_norm = of_heads
+    return [
+        (layer.input_layernorm._parameters, "weight"),
+        (attention.qkv_proj._parameters, "weight"),
+        (attention.qkv_proj._parameters, "bias"),
+        (query_norm, "weight"),
+        (key_norm, "weight"),
+        (attention.o_proj._parameters, "weight"),
+        (attention.o_proj._parameters, "bias"),
+        (layer.post_attention_layernorm._parameters, "weight"),
+        (mlp.gate_up_proj._parameters, "weight"),
+        (mlp.gate_up_proj._parameters, "bias"),
+        (mlp.down_proj._parameters, "weight"),
+        (mlp.down_proj._parameters, "bias"),
+    ]
+
+
+def _products_of(layer: Any) -> tuple[Any, Any, Any, Any]:
+    attention, mlp = layer.self_attn, layer.mlp
+    return attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj
+
+
+def _norms_of(layer: Any) -> list[Any]:
+    """Return the norms of a layer: the first, the second, and those of heads, if there are any."""
+    return [layer.input_layernorm, layer.post_attention_layernorm, *_head_norms(layer.self_attn)]
 
 
 def _head_norms(attention: Any) -> list[Any]:
@@ -288,6 +347,14 @@ def _attends_in_order(attention: Any, dtype: torch.dtype) -> bool:
         and attention.kv_sharing_target_layer_name is None
         and adds_in_order(attention.num_heads, attention.num_kv_heads, attention.head_size, dtype)
     )
+
+
+def _orders_of(layer: Any) -> _Orders | None:
+    """Return in which orders rows are multiplied by the fork's own products, if they all are."""
+    qkv, output, gate_up, down = map(_order_of, _products_of(layer))
+    if qkv is None or output is None or gate_up is None or down is None:
+        return None
+    return RowOrder(qkv), RowOrder(output), RowOrder(gate_up), RowOrder(down)
 
 
 def _order_of(layer: Any) -> int | None:

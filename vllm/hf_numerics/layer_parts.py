@@ -1,28 +1,32 @@
-"""What has to be so for a decoder layer to be computed without calling its modules."""
+"""What has to be so for decoder layers to be computed without calling their modules."""
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import torch.nn.modules.module as torch_module
+from torch import nn
 
 from vllm.hf_numerics.activations import parts_of_runs
 
-MOST_ROWS = 32
+MOST_ROWS = 64
 """More are multiplied by the library of matrix products (`ManyRows`), beside which calls of modules
 take little time."""
 
 
 class LayerParts:
-    """The modules of a decoder layer, as they are now.
+    """The decoder layers of a model and their modules, as they are now.
 
     Args:
-        layer: with ``self_attn`` and ``mlp``.
+        layers: of the model, each with ``self_attn`` and ``mlp``.
     """
 
-    def __init__(self, layer: Any) -> None:
-        self._parts = [part._modules for part in (layer, layer.self_attn, layer.mlp)]
-        self._modules = [layer, *self.children]
+    def __init__(self, layers: nn.ModuleList) -> None:
+        own: list[Any] = list(layers)
+        parts = [part for layer in own for part in (layer, layer.self_attn, layer.mlp)]
+        self._children = [part._modules for part in (layers, *parts)]
+        self._modules = self._current()
         self._hooks = [
             hooks
             for module in self._modules
@@ -32,13 +36,11 @@ class LayerParts:
     @property
     def are_unchanged(self) -> bool:
         """Whether no module was replaced, and nobody watches what goes between them."""
-        return not any(self._hooks) and self.children == self._modules[1:]
+        return not any(self._hooks) and self._current() == self._modules
 
-    @property
-    def children(self) -> list[Any]:
-        """The modules that the layer, its attention and its MLP call."""
-        first, second, third = self._parts
-        return [*first.values(), *second.values(), *third.values()]
+    def _current(self) -> list[Any]:
+        """The layers, and the modules that they, their attention and their MLPs call."""
+        return list(chain.from_iterable(one.values() for one in self._children))
 
 
 def counts_without_remainder(width: int) -> frozenset[int]:

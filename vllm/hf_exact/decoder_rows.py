@@ -1,0 +1,295 @@
+"""Decoders of Transformers' models that compute a group's single tokens as one operator.
+
+It is the operator of `vllm.hf_numerics.decoder_rows`, with the bits that the layers' own modules
+give each request alone; whether it has them is tried with the whole model when the engine starts
+(`self_check`). It takes queries, keys and values from one weight, gate and up from another: so the
+layers' own parameters become views of these.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from vllm.fork_ops.decoder_rows import (
+    DecoderWeights,
+    Epsilons,
+    LayerWeights,
+    RowOrder,
+    decoder_rows,
+)
+from vllm.fork_ops.ordered_products import SumOrder
+from vllm.hf_exact.group import Group
+from vllm.hf_exact.grouped_decode import GroupCache
+from vllm.hf_numerics.layer_parts import LayerParts, counts_without_remainder
+from vllm.hf_numerics.linear import common_order
+from vllm.hf_numerics.paged_attention import adds_in_order, order_in_float32
+from vllm.hf_numerics.single_row_products import RowPlan, layout_of, placed
+
+_KINDS = ("Llama", "Mistral", "Qwen2", "Qwen3")
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def _is_kind(module: Any, part: str) -> bool:
+    """Whether a module is a part, such as ``Model``, of one of `_KINDS` of Transformers' models."""
+    name = f"{type(module).__module__}.{type(module).__qualname__}"
+    return name in {
+        f"transformers.models.{kind.lower()}.modeling_{kind.lower()}.{kind}{part}"
+        for kind in _KINDS
+    }
+
+
+class SideBySide:
+    """Weights of linear layers with the same input, one below the other.
+
+    Args:
+        layers: whose parameters become views.
+    """
+
+    def __init__(self, layers: list[nn.Linear]) -> None:
+        self._layers = layers
+        self._places: list[int] = []
+        self._join()
+
+    # Not inference tensors, which could not be written to elsewhere.
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _join(self) -> None:
+        self._weight = _joined([layer.weight for layer in self._layers])
+        biases = [layer.bias for layer in self._layers if layer.bias is not None]
+        self._bias = _joined(biases) if biases else None
+        self._places = self._pointers()
+
+    def _pointers(self) -> list[int]:
+        own = [one for layer in self._layers for one in layer._parameters.values()]
+        return [one.data_ptr() for one in own if one is not None]
+
+    @property
+    def parameters(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Weight and bias of all; parameters may have been given other memory since."""
+        if self._pointers() != self._places:
+            self._join()
+        return self._weight, self._bias
+
+
+def _joined(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return one tensor [sum of lengths, ...] of which these become views, each at the same place
+    in a line of a cache as before, on which bits of float32 may depend: see `keep_their_places`.
+    """
+    _, stride, dtype, device, place = layout_of(parameters[0])
+    shape = torch.Size((sum(map(len, parameters)), *parameters[0].shape[1:]))
+    whole = placed(shape, stride, dtype, device, place)
+    for one, part in zip(parameters, whole.split([len(one) for one in parameters]), strict=True):
+        one.data = part.copy_(one.data)
+    return whole
+
+
+def keep_their_places(weights: Sequence[torch.Tensor]) -> bool:
+    """Whether weights lie where they do in a line of a cache when they are one behind the other."""
+    *_, place = layout_of(weights[0])
+    for weight in weights:
+        if layout_of(weight)[-1] != place:
+            return False
+        if weight.dtype == torch.float32:
+            place = (place + weight.numel() * weight.element_size()) % 64
+    return True
+
+
+class _Layer:
+    """What the operator takes of a layer.
+
+    Args:
+        layer: for which `_can_compute` holds.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        # Before weights are moved: an order may depend on where they are.
+        self._orders: Any = tuple(map(_order, _products(layer)))
+        self.attention_order = _attention_order(attention)
+        self._qkv = SideBySide([attention.q_proj, attention.k_proj, attention.v_proj])
+        self._gate_up = SideBySide([mlp.gate_proj, mlp.up_proj])
+        none: dict[str, torch.Tensor | None] = {}
+        of_heads = [norm._parameters for norm in _head_norms(attention)] or [none, none]
+        norms = (layer.input_layernorm, layer.post_attention_layernorm)
+        self._norms = [*(norm._parameters for norm in norms), *of_heads]
+        self._products = [attention.o_proj._parameters, mlp.down_proj._parameters]
+
+    @property
+    def parameters(self) -> list[torch.Tensor | None]:
+        """The tensors of `LayerWeights`, in their order there."""
+        input_norm, post_norm, *of_heads = (one.get("weight") for one in self._norms)
+        (output, output_bias), (down, down_bias) = (
+            (one["weight"], one["bias"]) for one in self._products
+        )
+        return [
+            input_norm,
+            *self._qkv.parameters,
+            *of_heads,
+            output,
+            output_bias,
+            post_norm,
+            *self._gate_up.parameters,
+            down,
+            down_bias,
+        ]
+
+    def weights_of(self, parameters: list[Any]) -> LayerWeights:
+        """Return `parameters` with the layer's orders."""
+        return LayerWeights(self._orders, *parameters)
+
+
+class DecoderRows:
+    """Stands in for the ``forward`` of a model without its head.
+
+    Args:
+        decoder: for which `can_compute` holds.
+        group: what the model computes.
+    """
+
+    def __init__(self, decoder: Any, group: Group) -> None:
+        self._forward = decoder.forward
+        self._decoder = decoder
+        self._group = group
+        layers = list(decoder.layers)
+        self._parts = LayerParts(decoder.layers)
+        self._layers = [_Layer(layer) for layer in layers]
+        self._parameters: list[torch.Tensor | None] = []
+        self._made: DecoderWeights | None = None
+        self._counts = counts_without_remainder(layers[0].mlp.down_proj.in_features)
+
+    def __call__(
+        self, input_ids: torch.Tensor | None = None, *args: Any, **kwargs: Any
+    ) -> BaseModelOutputWithPast:
+        """As ``LlamaModel.forward``; of a group, input_ids: int64 [num_requests, 1]."""
+        cache = kwargs.get("past_key_values")
+        if (
+            self._group.has_rows
+            and input_ids is not None
+            and len(input_ids) in self._counts
+            and isinstance(cache, GroupCache)
+            and self._parts.are_unchanged
+        ):
+            rows = self._compute(input_ids, kwargs["position_ids"], cache)
+            return BaseModelOutputWithPast(last_hidden_state=rows, past_key_values=cache)
+        output: BaseModelOutputWithPast = self._forward(input_ids, *args, **kwargs)
+        return output
+
+    def _compute(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, cache: GroupCache
+    ) -> torch.Tensor:
+        decoder = self._decoder
+        x = decoder.embed_tokens(input_ids)
+        angles = decoder.rotary_emb(x, position_ids=position_ids)
+        found = [cache.rows_of(layer.self_attn.layer_idx) for layer in decoder.layers]
+        added, total = decoder_rows(
+            x[:, 0],
+            self._weights,
+            *cache.angles_of(angles),
+            [pages.kv_cache for pages, _ in found],
+            [places for _, places in found],
+            is_neox=True,
+            scale=decoder.layers[0].self_attn.scaling,
+        )
+        return decoder.norm((total + added)[:, None])
+
+    @property
+    def _weights(self) -> DecoderWeights:
+        """What the layers compute with now."""
+        own = [layer.parameters for layer in self._layers]
+        found = [one for parameters in own for one in parameters]
+        if self._made is None or any(map(operator.is_not, found, self._parameters)):
+            self._parameters, self._made = found, self._weights_of(own)
+        return self._made
+
+    def _weights_of(self, parameters: list[list[torch.Tensor | None]]) -> DecoderWeights:
+        first = self._decoder.layers[0]
+        norms = (first.input_layernorm, first.post_attention_layernorm)
+        return DecoderWeights(
+            [layer.weights_of(own) for layer, own in zip(self._layers, parameters, strict=True)],
+            Epsilons(
+                *(norm.variance_epsilon for norm in (*norms, *_head_norms(first.self_attn)[:1]))
+            ),
+            self._layers[0].attention_order,
+        )
+
+
+def _head_norms(attention: Any) -> list[Any]:
+    """Return the norms of queries and keys, if there are any."""
+    return [attention.q_norm, attention.k_norm] if hasattr(attention, "q_norm") else []
+
+
+def can_compute(decoder: Any, attention_name: str) -> bool:
+    """Whether the operator is what a model's layers compute, with the kernels that this CPU has.
+
+    Args:
+        decoder: a module of a Transformers model.
+        attention_name: of the model's implementation.
+    """
+    if not _is_kind(decoder, "Model") or attention_name != "sdpa" or not len(decoder.layers):
+        return False
+    return all(map(_can_compute, decoder.layers)) and len({*map(_shape_of, decoder.layers)}) == 1
+
+
+def _shape_of(layer: Any) -> tuple[Any, ...]:
+    """Return what is the same in all layers that the operator computes at once."""
+    attention = layer.self_attn
+    norms = (layer.input_layernorm, layer.post_attention_layernorm, *_head_norms(attention))
+    return (
+        *((one.weight.shape, one.bias is None) for parts in _products(layer) for one in parts),
+        *(norm.variance_epsilon for norm in norms),
+        attention.q_proj.weight.dtype,
+        attention.scaling,
+    )
+
+
+def _can_compute(layer: Any) -> bool:
+    if not _is_kind(layer, "DecoderLayer"):
+        return False
+    attention, mlp = layer.self_attn, layer.mlp
+    products = [one for parts in _products(layer) for one in parts]
+    heads = attention.q_proj.out_features // attention.head_dim
+    dtype = attention.q_proj.weight.dtype
+    return (
+        attention.head_dim <= 256  # Transformers repeats larger heads
+        and all(type(one) is nn.Linear and one.weight.dtype == dtype for one in products)
+        and dtype in _DTYPES
+        and all(one.weight.device.type == "cpu" for one in products)
+        and type(mlp.act_fn).__name__ == "SiLUActivation"
+        and adds_in_order(heads, heads // attention.num_key_value_groups, attention.head_dim, dtype)
+        and all(_order(parts) is not None for parts in _products(layer))
+        and all(keep_their_places([one.weight for one in parts]) for parts in _products(layer))
+    )
+
+
+def _attention_order(attention: Any) -> torch.Tensor | None:
+    if attention.q_proj.weight.dtype != torch.float32:
+        return None
+    heads = attention.q_proj.out_features // attention.head_dim
+    return order_in_float32(heads, heads // attention.num_key_value_groups, attention.head_dim)
+
+
+def _products(layer: Any) -> list[list[Any]]:
+    """Return the linear layers of a decoder layer, those with the same input together."""
+    attention, mlp = layer.self_attn, layer.mlp
+    qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
+    return [qkv, [attention.o_proj], [mlp.gate_proj, mlp.up_proj], [mlp.down_proj]]
+
+
+def _order(layers: list[Any]) -> RowOrder | None:
+    """Return the order in which rows have the bits of each layer; None if there is none."""
+    if len({layer.bias is None for layer in layers}) > 1:
+        return None
+    if layers[0].weight.dtype == torch.float32:
+        plans = [RowPlan.of_weight(one.weight.data, one.bias is not None) for one in layers]
+        orders = [plan.order for plan in plans if isinstance(plan.order, SumOrder)]
+        if len(orders) < len(plans):
+            return None
+        return RowOrder(0, SumOrder.one_behind_the_other(orders).tensor)
+    order = common_order(layers)
+    return None if order is None else RowOrder(order)
