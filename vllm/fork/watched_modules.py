@@ -8,6 +8,7 @@ from typing import Any
 
 import torch.nn.modules.module as torch_module
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 
 class WatchedModules:
@@ -26,16 +27,26 @@ class WatchedModules:
         ]
         for module in self._children:
             self._hooks += module._forward_hooks, module._forward_pre_hooks
+        self._last_hook: int | None = None  # when there was none on these modules
 
     @property
     def are_unchanged(self) -> bool:
         """Whether no module was replaced, and no hook is called between them."""
-        return not any(self._hooks) and self._current_children() == self._children
+        return self._have_no_hooks() and self._current_children() == self._children
 
     @property
     def have_own_forward(self) -> bool:
         """Whether an instance, and not its class, says how one of them computes."""
         return any("forward" in vars(module) for module in self._children)
+
+    def _have_no_hooks(self) -> bool:
+        """Look at all modules only if a hook was registered since, on any module or tensor."""
+        last_hook = RemovableHandle.next_id
+        if last_hook != self._last_hook:
+            if any(self._hooks):
+                return False
+            self._last_hook = last_hook
+        return True
 
     def _current_children(self) -> list[Any]:
         children = chain.from_iterable(part.values() for part in self._parts)
