@@ -305,6 +305,33 @@ def test_new_weights_of_a_running_engine(
     assert counted == [20] * 3
 
 
+@torch.inference_mode()
+def test_refusals(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each layer has all of its weights, and each of the four products its segments."""
+
+    def refused(change: Any) -> str:
+        def changed(x: Any, weights: Any, sizes: Any, *args: Any, **kwargs: Any) -> Any:
+            weights, sizes = change(weights, sizes)
+            return portable_decoder_layers(x, weights, sizes, *args, **kwargs)
+
+        monkeypatch.setattr(decoder, "portable_decoder_layers", changed)
+        with pytest.raises(RuntimeError, match=r"^portable_decoder_layers: ") as error:
+            model.run([(5, 5)])
+        return str(error.value)
+
+    assert "post_norms must be one of each of the 3 layers, but are 2" in refused(
+        lambda w, s: (w._replace(post_norms=w.post_norms[:2]), s)
+    )
+    assert "down must be one of each of the 3 layers, but are 2" in refused(
+        lambda w, s: (w._replace(down=w.down._replace(biases=w.post_norms[:2])), s)
+    )
+    assert "there must be a layer" in refused(lambda w, s: (w._replace(input_norms=[]), s))
+    assert "segments must be of 4 products, but are of 3" in refused(
+        lambda w, s: (w, s._replace(segments=s.segments[:3]))
+    )
+    assert "sizes must be above 0" in refused(lambda w, s: (w, s._replace(heads=0)))
+
+
 @pytest.mark.parametrize("shape", ["gemma3-1b", "gpt-neox", "mixtral-8x7b"])
 def test_other_models_stay_as_they_are(shape: str, load_model: LoadModel) -> None:
     model, _ = load_model(shape, deterministic=True)
