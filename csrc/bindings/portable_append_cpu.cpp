@@ -5,6 +5,7 @@
 
 #include "bindings/portable_cache.h"
 #include "bindings/portable_checks.h"
+#include "bindings/portable_operators_cpu.h"
 
 namespace vllm_fork {
 namespace {
@@ -54,6 +55,8 @@ struct Writer {
   }
 };
 
+}  // namespace
+
 void portable_append(Tensor keys, Tensor values, Tensor cache, Tensor slots) {
   check_append(keys, values, cache, slots);
   check_slots(keys, cache, slots);
@@ -79,7 +82,6 @@ void portable_append(Tensor keys, Tensor values, Tensor cache, Tensor slots) {
   });
 }
 
-}  // namespace
 }  // namespace vllm_fork
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CPU, library) {

@@ -5,6 +5,7 @@
 
 #include "bindings/portable_cache.h"
 #include "bindings/portable_checks.h"
+#include "bindings/portable_operators_cpu.h"
 
 namespace vllm_fork {
 namespace {
@@ -155,6 +156,8 @@ class PieceOfWork {
   int64_t shared_;  // heads that share one of the cache
 };
 
+}  // namespace
+
 void portable_attention(Tensor query, Tensor cache, Tensor pages, Tensor query_starts,
                         Tensor lengths, double scale, int64_t window, double soft_cap,
                         std::optional<Tensor> slopes, std::optional<Tensor> sinks,
@@ -172,7 +175,6 @@ void portable_attention(Tensor query, Tensor cache, Tensor pages, Tensor query_s
   for_each_row(pieces.count(), kNumbersPerTask, work);
 }
 
-}  // namespace
 }  // namespace vllm_fork
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CPU, library) {

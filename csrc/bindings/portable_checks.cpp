@@ -52,6 +52,10 @@ void check_norm_parameter(const char* name, const std::optional<Tensor>& paramet
   check_length(kNorm, name, *parameter, size, "columns of x");
 }
 
+void check_epsilon(double epsilon) {
+  check(epsilon >= 0.0, kNorm, ": epsilon must not be negative, but is ", epsilon, ".");
+}
+
 void check_heads(const char* op, const char* name, const Tensor& x) {
   check_portable_type(op, name, x);
   check_dim(op, name, x, 3);
@@ -120,12 +124,18 @@ void check_norm(const Tensor& x, const std::optional<Tensor>& residual,
   check_norm_parameter("weight", weight, x.size(-1));
   check_norm_parameter("bias", bias, x.size(-1));
   check(weight || !bias, kNorm, ": bias needs a weight.");
-  check(epsilon >= 0.0, kNorm, ": epsilon must not be negative, but is ", epsilon, ".");
+  check_epsilon(epsilon);
   if (!residual) return;
   check_dtype(kNorm, "residual", *residual, x.scalar_type());
   check_contiguous(kNorm, "residual", *residual);
   check(residual->numel() == x.numel() && residual->dim() == x.dim(), kNorm,
         ": residual must have the shape of x.");
+}
+
+void check_norm_heads(const Tensor& x, const Tensor& weight, double epsilon) {
+  check_heads(kNorm, "x", x);
+  check_norm_parameter("weight", weight, x.size(2));
+  check_epsilon(epsilon);
 }
 
 void check_rotary_table(const Tensor& frequencies, int64_t positions) {

@@ -21,6 +21,8 @@ void check_gated(const Tensor& x);
 void check_norm(const Tensor& x, const std::optional<Tensor>& residual,
                 const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
                 double epsilon);
+// Of a norm of each head by itself, [rows, heads, size].
+void check_norm_heads(const Tensor& x, const Tensor& weight, double epsilon);
 void check_rotary_table(const Tensor& frequencies, int64_t positions);
 void check_rotate(const Tensor& x, const Tensor& positions, const Tensor& table);
 void check_append(const Tensor& keys, const Tensor& values, const Tensor& cache,

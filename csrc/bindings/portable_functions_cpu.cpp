@@ -4,6 +4,7 @@
 #include <string>
 
 #include "bindings/portable_checks.h"
+#include "bindings/portable_operators_cpu.h"
 #include "bindings/portable_rows.h"
 
 namespace vllm_fork {
@@ -30,13 +31,11 @@ Tensor portable_map(Tensor x, std::string function) {
   return result;
 }
 
+}  // namespace
+
 // A piece of the first half of a row is activated, and multiplied with the same of the second.
-Tensor portable_gated(Tensor x, std::string function) {
-  const Function chosen = function_named("portable_gated", function);
-  check_gated(x);
-  std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
-  const int64_t half = shape.back() /= 2;
-  Tensor result = torch::stable::new_empty(x, shape);
+void gate_into(const Tensor& x, Function function, const Tensor& result) {
+  const int64_t half = x.size(-1) / 2;
   const Numbers source(x);
   const Numbers target(result);
   const PortableOperations& operations = *chosen_isa().operations;
@@ -49,10 +48,21 @@ Tensor portable_gated(Tensor x, std::string function) {
     float* gate = scratch_floats(2 * kPiece);
     source.read(row * 2 * half + first, gate, count);
     source.read(row * 2 * half + half + first, gate + kPiece, count);
-    operations.apply(chosen, gate, count);
+    operations.apply(function, gate, count);
     operations.multiply(gate, gate + kPiece, count);
     target.write(row * half + first, gate, count);
   });
+}
+
+namespace {
+
+Tensor portable_gated(Tensor x, std::string function) {
+  const Function chosen = function_named("portable_gated", function);
+  check_gated(x);
+  std::vector<int64_t> shape(x.sizes().begin(), x.sizes().end());
+  shape.back() /= 2;
+  Tensor result = torch::stable::new_empty(x, shape);
+  gate_into(x, chosen, result);
   return result;
 }
 

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "bindings/portable_checks.h"
+#include "bindings/portable_operators_cpu.h"
 #include "bindings/portable_rows.h"
 
 namespace vllm_fork {
@@ -38,11 +39,12 @@ void add_residual(const Numbers& residual, int64_t start, float* row, int64_t si
   residual.read(start, row, size);
 }
 
-Tensor portable_norm(Tensor x, std::optional<Tensor> residual, std::optional<Tensor> weight,
-                     std::optional<Tensor> bias, double epsilon, double weight_offset,
-                     bool is_centred) {
+}  // namespace
+
+void norm_into(const Tensor& x, const std::optional<Tensor>& residual,
+               const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
+               double epsilon, double weight_offset, bool is_centred, const Tensor& result) {
   check_norm(x, residual, weight, bias, epsilon);
-  Tensor result = torch::stable::empty_like(x);
   const int64_t size = x.size(-1);
   const Numbers source(x);
   const Numbers target(result);
@@ -57,6 +59,31 @@ Tensor portable_norm(Tensor x, std::optional<Tensor> residual, std::optional<Ten
     normalise(row, parameters.norm, size);
     target.write(i * size, row, size);
   });
+}
+
+void rms_norm_heads(const Tensor& x, const Tensor& weight, double epsilon) {
+  check_norm_heads(x, weight, epsilon);
+  const int64_t heads = x.size(1);
+  const int64_t size = x.size(2);
+  const Numbers numbers(x);
+  const DefaultFloatEnvironment environment;
+  const Parameters parameters(weight, std::nullopt, 0.0, epsilon);
+  for_each_row(x.size(0) * heads, size, [&](int64_t i) {
+    const int64_t start = i / heads * x.stride(0) + i % heads * x.stride(1);
+    float* head = scratch_floats(size);
+    numbers.read(start, head, size);
+    chosen_isa().operations->rms_norm(head, parameters.norm, size);
+    numbers.write(start, head, size);
+  });
+}
+
+namespace {
+
+Tensor portable_norm(Tensor x, std::optional<Tensor> residual, std::optional<Tensor> weight,
+                     std::optional<Tensor> bias, double epsilon, double weight_offset,
+                     bool is_centred) {
+  Tensor result = torch::stable::empty_like(x);
+  norm_into(x, residual, weight, bias, epsilon, weight_offset, is_centred, result);
   return result;
 }
 

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <optional>
 
+#include "bindings/portable_operators_cpu.h"
 #include "bindings/portable_product_checks.h"
 #include "bindings/portable_rows.h"
 #include "cpu/isa.h"
@@ -130,16 +131,13 @@ void multiply_rows(const ProductKernel& kernel, const ProductShape& shape, const
   });
 }
 
-Tensor portable_product(Tensor x, Tensor packed, std::optional<Tensor> exponents,
-                        std::optional<Tensor> bias, int64_t outputs, int64_t segments,
-                        ScalarType dtype) {
-  const int64_t inputs = x.dim() == 2 ? x.size(1) : 0;
-  const ProductShape shape{outputs, inputs, segments};
-  check_portable_product(x, packed, exponents, bias, shape, dtype, packed_bytes);
+// The arguments are checked.
+void multiply_checked(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& exponents,
+                      const std::optional<Tensor>& bias, const ProductShape& shape,
+                      const Tensor& result) {
   const int64_t rows = x.size(0);
-  Tensor result = torch::stable::new_empty(x, {rows, outputs}, dtype);
-  if (rows == 0) return result;
-
+  const int64_t outputs = shape.outputs;
+  if (rows == 0) return;
   const DefaultFloatEnvironment environment;
   const int64_t most = std::min(rows, kRowsAtOnce);
   const ProductKernel& kernel = chosen_isa().product_kernel(rows);
@@ -156,6 +154,16 @@ Tensor portable_product(Tensor x, Tensor packed, std::optional<Tensor> exponents
     multiply_rows(kernel, shape, some, packed.const_data_ptr<uint8_t>(), memory + bias_bytes,
                   output);
   }
+}
+
+Tensor portable_product(Tensor x, Tensor packed, std::optional<Tensor> exponents,
+                        std::optional<Tensor> bias, int64_t outputs, int64_t segments,
+                        ScalarType dtype) {
+  const int64_t inputs = x.dim() == 2 ? x.size(1) : 0;
+  const ProductShape shape{outputs, inputs, segments};
+  check_portable_product(x, packed, exponents, bias, shape, dtype, packed_bytes);
+  Tensor result = torch::stable::new_empty(x, {x.size(0), outputs}, dtype);
+  multiply_checked(x, packed, exponents, bias, shape, result);
   return result;
 }
 
@@ -201,6 +209,14 @@ Tensor sum_partials(Tensor partials, std::optional<Tensor> bias, ScalarType dtyp
 }
 
 }  // namespace
+
+void multiply_into(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& exponents,
+                   const std::optional<Tensor>& bias, int64_t segments, const Tensor& result) {
+  const ProductShape shape{result.size(1), x.size(1), segments};
+  check_portable_product(x, packed, exponents, bias, shape, result.scalar_type(), packed_bytes);
+  multiply_checked(x, packed, exponents, bias, shape, result);
+}
+
 }  // namespace vllm_fork
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CPU, library) {

@@ -2,6 +2,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "bindings/portable_checks.h"
+#include "bindings/portable_operators_cpu.h"
 #include "bindings/portable_rows.h"
 #include "portable/rotary.h"
 
@@ -54,6 +55,8 @@ void check_positions(const Tensor& x, const Tensor& positions, const Tensor& tab
   }
 }
 
+}  // namespace
+
 void portable_rotate(Tensor x, Tensor positions, Tensor table, bool is_interleaved) {
   check_rotate(x, positions, table);
   check_positions(x, positions, table);
@@ -74,7 +77,6 @@ void portable_rotate(Tensor x, Tensor positions, Tensor table, bool is_interleav
   });
 }
 
-}  // namespace
 }  // namespace vllm_fork
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CPU, library) {

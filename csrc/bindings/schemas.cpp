@@ -88,6 +88,15 @@ STABLE_TORCH_LIBRARY(vllm_fork, library) {
       "portable_attention_digits(Tensor query, Tensor cache, Tensor pages, Tensor query_starts, "
       "Tensor lengths, float scale, int window, float soft_cap, Tensor? slopes, Tensor? sinks, "
       "Tensor(a!) result, Tensor? exponents, int outputs, int segments) -> Tensor");
+  library.def(
+      "portable_decoder_layers(Tensor(a!) x, Tensor[] input_norms, Tensor[] qkv, "
+      "Tensor[] qkv_exponents, Tensor[] qkv_biases, Tensor[] query_norms, Tensor[] key_norms, "
+      "Tensor[] output, Tensor[] output_exponents, Tensor[] output_biases, Tensor[] post_norms, "
+      "Tensor[] gate_up, Tensor[] gate_up_exponents, Tensor[] gate_up_biases, Tensor[] down, "
+      "Tensor[] down_exponents, Tensor[] down_biases, Tensor(b!)[] caches, int[] segments, "
+      "int heads, int head_size, int intermediate_size, float input_epsilon, float post_epsilon, "
+      "float head_epsilon, Tensor positions, Tensor table, bool is_interleaved, Tensor slots, "
+      "Tensor pages, Tensor query_starts, Tensor lengths, float scale, int window) -> Tensor");
   library.def("portable_log_softmax(Tensor logits) -> Tensor");
   library.def("portable_argmax(Tensor logits) -> Tensor");
   library.def("portable_top_k(Tensor logits, int k) -> (Tensor, Tensor)");

@@ -124,7 +124,7 @@ def attention_numbers(backend: Any, **arguments: Any) -> dict[str, Any]:
 def test_attention_has_the_same_numbers_on_a_gpu(arguments: dict[str, Any]) -> None:
     on_gpu = attention_numbers(TritonAttentionBackend, **arguments)
     assert on_gpu == attention_numbers(CPUAttentionBackend, **arguments)
-    assert on_gpu["_window"] == arguments.get("per_layer_sliding_window", 0)
+    assert on_gpu["window"] == arguments.get("per_layer_sliding_window", 0)
     assert on_gpu["_soft_cap"] == arguments.get("logits_soft_cap", 0)
 
 

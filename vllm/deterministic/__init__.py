@@ -8,6 +8,8 @@ The arithmetic is specified in ``docs/numerics``.
   :mod:`.attention`, :mod:`.positions`, :mod:`.mixtures`, :mod:`.lora`, :mod:`.logits`,
   :mod:`.transformers_backend`.
 * :mod:`.fusion` - finds the product that takes a norm's digits.
+* :mod:`.decoder` - computes all layers of some models as one operator on CPUs;
+  :mod:`.decoder_layers` says of which.
 * :mod:`.check` - what is checked before an engine answers: :mod:`.self_check`, this machine's bits;
   :mod:`.guard`, that nothing else is computed. :mod:`.refusal` - how it says what it cannot.
 * :mod:`.sampler` - draws.

@@ -49,16 +49,16 @@ class PortableGatedActivation(nn.Module):
 
     def __init__(self, function: Function, is_gate_first: bool = True) -> None:
         super().__init__()
-        self._function = function
-        self._is_gate_first = is_gate_first
+        self.function = function
+        self.is_gate_first = is_gate_first
         self._source = Source()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the products of x [..., 2 * d], [..., d], rounded once."""
-        if not self._is_gate_first:
+        if not self.is_gate_first:
             x = torch.cat(x.chunk(2, dim=-1)[::-1], dim=-1)
         return self._source.made(
-            portable_gated(x.contiguous(), self._function, self._source.consumer)
+            portable_gated(x.contiguous(), self.function, self._source.consumer)
         )
 
 

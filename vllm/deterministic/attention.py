@@ -123,6 +123,9 @@ class PortableAttentionImpl(AttentionImpl[PortableMetadata]):
     Args:
         layer: whose ``impl``, which vLLM made, has its numbers.
         slopes: of ALiBi, float32 [num_heads], or None.
+
+    Attributes:
+        window: how many tokens a query sees, itself included; 0 for all before it.
     """
 
     def __init__(self, layer: Attention, slopes: torch.Tensor | None = None) -> None:
@@ -132,12 +135,17 @@ class PortableAttentionImpl(AttentionImpl[PortableMetadata]):
         self.head_size = upstream.head_size
         self.scale = upstream.scale
         self.kv_sharing_target_layer_name = upstream.kv_sharing_target_layer_name
-        self._window = layer.sliding_window or 0
+        self.window = layer.sliding_window or 0
         self._soft_cap = float(upstream.logits_soft_cap)
         self._sinks = upstream.sinks
         self._slopes = slopes
         self._source = Source()
         self._slots: torch.Tensor | None = None  # of keys that are rotated before they are written
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether scores are scaled products and nothing else."""
+        return not self._soft_cap and self._sinks is None and self._slopes is None
 
     def do_kv_cache_update(
         self,
@@ -215,7 +223,7 @@ class PortableAttentionImpl(AttentionImpl[PortableMetadata]):
             metadata.query_start_loc,
             metadata.seq_lens,
             scale=self.scale,
-            window=self._window,
+            window=self.window,
             soft_cap=self._soft_cap,
             slopes=self._slopes,
             sinks=None if self._sinks is None else self._sinks.float(),

@@ -47,7 +47,7 @@ _SPECIFIED = """
     portable_norm_digits portable_rotary_frequencies portable_rotary_table portable_rotate
     portable_append portable_attention portable_log_softmax portable_argmax portable_top_k
     portable_filter portable_draw portable_product portable_digits_product sum_partials
-    pack_weight unpack_weight channel_statistics equalising_exponents
+    portable_decoder_layers pack_weight unpack_weight channel_statistics equalising_exponents
 """
 """Of the fork's operators, those of ``docs/numerics``."""
 

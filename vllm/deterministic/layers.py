@@ -17,6 +17,7 @@ from vllm.deterministic.attention import (
     PortableAttentionImpl,
     kv_cache_spec,
 )
+from vllm.deterministic.decoder import use_portable_decoder
 from vllm.deterministic.fusion import Source
 from vllm.deterministic.linear import PortableEmbeddingMethod, PortableLinearMethod, adds_ranks
 from vllm.deterministic.logits import PortableLogitsProcessor
@@ -94,6 +95,7 @@ def use_portable_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
         return _portable(name, layer, max_length)
 
     replace_modules(model, portable)
+    use_portable_decoder(model)
 
 
 def _portable(name: str, layer: nn.Module, max_length: int) -> nn.Module:

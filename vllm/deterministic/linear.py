@@ -29,6 +29,11 @@ class PortableLinearMethod(UnquantizedLinearMethod):
         super().__init__()
         self._weight: PackedWeight | None = None
 
+    @property
+    def packed(self) -> PackedWeight | None:
+        """The weight, if there is one yet."""
+        return self._weight
+
     def process_weights_after_loading(self, layer: Any) -> None:
         """Pack the weight; as many bytes as it had, and 0.8 % more."""
         self._weight = self._packed(layer, layer.weight.data)

@@ -65,9 +65,9 @@ class PortableRotation(nn.Module):
 
     def __init__(self, table: torch.Tensor, head_size: int, is_interleaved: bool) -> None:
         super().__init__()
-        self._table = table
-        self._head_size = head_size
-        self._is_interleaved = is_interleaved
+        self.table = table
+        self.head_size = head_size
+        self.is_interleaved = is_interleaved
         self._rotator = Rotator()
 
     def forward(
@@ -83,12 +83,12 @@ class PortableRotation(nn.Module):
         Returns:
             query and key.
         """
-        rotation = Rotation(positions.contiguous(), self._table, self._is_interleaved)
-        queries = query.view(positions.numel(), -1, self._head_size)
+        rotation = Rotation(positions.contiguous(), self.table, self.is_interleaved)
+        queries = query.view(positions.numel(), -1, self.head_size)
         if key is None:
             rotation.rotate(queries)
             return query, key
-        keys = key.view(positions.numel(), -1, self._head_size)
+        keys = key.view(positions.numel(), -1, self.head_size)
         if self._rotator.is_postponed:
             leave(rotation, queries, keys)
         else:

@@ -1,0 +1,53 @@
+"""Whether the modules of a model can be computed without being called: nobody would notice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any
+
+import torch.nn.modules.module as torch_module
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+
+class WatchedModules:
+    """The modules that some modules call, as they are now.
+
+    Args:
+        parents: the modules that call them, and are called by others of these.
+    """
+
+    def __init__(self, parents: Iterable[nn.Module]) -> None:
+        self._parts: list[dict[str, Any]] = [module._modules for module in parents]
+        self._children = self._current_children()
+        self._hooks: list[Any] = [
+            torch_module._global_forward_hooks,
+            torch_module._global_forward_pre_hooks,
+        ]
+        for module in self._children:
+            self._hooks += module._forward_hooks, module._forward_pre_hooks
+        self._last_hook: int | None = None  # when there was none on these modules
+
+    @property
+    def are_unchanged(self) -> bool:
+        """Whether no module was replaced, and no hook is called between them."""
+        return self._have_no_hooks() and self._current_children() == self._children
+
+    @property
+    def have_own_forward(self) -> bool:
+        """Whether an instance, and not its class, says how one of them computes."""
+        return any("forward" in vars(module) for module in self._children)
+
+    def _have_no_hooks(self) -> bool:
+        """Look at all modules only if a hook was registered since, on any module or tensor."""
+        last_hook = RemovableHandle.next_id
+        if last_hook != self._last_hook:
+            if any(self._hooks):
+                return False
+            self._last_hook = last_hook
+        return True
+
+    def _current_children(self) -> list[Any]:
+        children = chain.from_iterable(part.values() for part in self._parts)
+        return [module for module in children if module is not None]
