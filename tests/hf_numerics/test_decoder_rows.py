@@ -16,7 +16,7 @@ from vllm.fork_ops.decoder_rows import decoder_rows as operator_of_rows
 from vllm.forward_context import set_forward_context
 from vllm.hf_numerics import decoder_rows
 from vllm.hf_numerics.decoder_rows import DecoderRows
-from vllm.hf_numerics.layer_parts import MOST_ROWS
+from vllm.hf_numerics.row_limits import MOST_ROWS
 from vllm.hf_numerics.single_row_products import same_bits
 
 BLOCK_SIZE, BLOCKS = 16, 6
@@ -93,7 +93,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def takes_operator(layers: Layers) -> bool:
-    return decoder_rows._plan_of(layers.layers) is not None
+    return decoder_rows._plan_of(layers.decoder) is not None
 
 
 @pytest.mark.parametrize(
@@ -222,6 +222,4 @@ def test_layers_that_it_does_not_compute(
     model, _ = load_model(shape, **arguments)
     for layer in model.modules():
         own = vars(layer).get("forward")
-        assert (
-            not isinstance(own, DecoderRows) or decoder_rows._plan_of(own._decoder.layers) is None
-        )
+        assert not isinstance(own, DecoderRows) or decoder_rows._plan_of(own._decoder) is None

@@ -74,9 +74,7 @@ class DecoderLayers:
     def __init__(self, model: Any, shape: _Shape) -> None:
         layers = list(model.layers)
         self.shape = shape
-        self.watched = WatchedModules(
-            [model, model.layers, *(part for one in layers for part in _parts_of(one))]
-        )
+        self.watched = WatchedModules.of_decoder(model)
         self.names: list[str] = [one.self_attn.attn.layer_name for one in layers]
         self._attention = [one.self_attn.attn for one in layers]
         self._norms = [

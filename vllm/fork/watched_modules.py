@@ -29,6 +29,14 @@ class WatchedModules:
             self._hooks += module._forward_hooks, module._forward_pre_hooks
         self._last_hook: int | None = None  # when there was none on these modules
 
+    @classmethod
+    def of_decoder(cls, decoder: Any) -> WatchedModules:
+        """Return those of a model without its head, as ``LlamaModel``: of the model, its layers,
+        and their attention and MLPs.
+        """
+        parts = [part for one in decoder.layers for part in (one, one.self_attn, one.mlp)]
+        return cls([decoder, decoder.layers, *parts])
+
     @property
     def are_unchanged(self) -> bool:
         """Whether no module was replaced, and no hook is called between them."""

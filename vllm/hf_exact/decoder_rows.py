@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from vllm.fork.watched_modules import WatchedModules
 from vllm.fork_ops.decoder_rows import (
     DecoderWeights,
     Epsilons,
@@ -26,9 +27,9 @@ from vllm.fork_ops.decoder_rows import (
 from vllm.fork_ops.ordered_products import SumOrder
 from vllm.hf_exact.group import Group
 from vllm.hf_exact.grouped_decode import GroupCache
-from vllm.hf_numerics.layer_parts import LayerParts, counts_without_remainder
 from vllm.hf_numerics.linear import common_order
 from vllm.hf_numerics.paged_attention import adds_in_order, order_in_float32
+from vllm.hf_numerics.row_limits import counts_without_remainder
 from vllm.hf_numerics.single_row_products import RowPlan, layout_of, placed
 
 _KINDS = ("Llama", "Mistral", "Qwen2", "Qwen3")
@@ -157,7 +158,7 @@ class DecoderRows:
         self._decoder = decoder
         self._group = group
         layers = list(decoder.layers)
-        self._parts = LayerParts(decoder.layers)
+        self._watched = WatchedModules.of_decoder(decoder)
         self._layers = [_Layer(layer) for layer in layers]
         self._parameters: list[torch.Tensor | None] = []
         self._made: DecoderWeights | None = None
@@ -173,7 +174,7 @@ class DecoderRows:
             and input_ids is not None
             and len(input_ids) in self._counts
             and isinstance(cache, GroupCache)
-            and self._parts.are_unchanged
+            and self._watched.are_unchanged
         ):
             rows = self._compute(input_ids, kwargs["position_ids"], cache)
             return BaseModelOutputWithPast(last_hidden_state=rows, past_key_values=cache)

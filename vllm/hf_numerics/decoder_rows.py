@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from vllm.fork.watched_modules import WatchedModules
 from vllm.fork_ops.decoder_rows import (
     DecoderWeights,
     Epsilons,
@@ -25,11 +26,11 @@ from vllm.fork_ops.decoder_rows import (
 from vllm.forward_context import get_forward_context, is_forward_context_available
 from vllm.hf_numerics.activations import forward_silu_and_mul
 from vllm.hf_numerics.attention import HFAttentionImpl
-from vllm.hf_numerics.layer_parts import MOST_ROWS, LayerParts, counts_without_remainder
 from vllm.hf_numerics.linear import HFLinearMethod, common_order
 from vllm.hf_numerics.norms import Scaling, forward_rms_norm
 from vllm.hf_numerics.paged_attention import adds_in_order
 from vllm.hf_numerics.rotary import forward_rotary
+from vllm.hf_numerics.row_limits import MOST_ROWS, counts_without_remainder
 from vllm.hf_numerics.single_tokens import single_tokens_of
 from vllm.hf_numerics.split_linear import SplitLinearMethod
 from vllm.model_executor.layers.activation import SiluAndMul
@@ -76,8 +77,10 @@ def use_decoder_rows(model: nn.Module, vllm_config: VllmConfig) -> None:
         return  # what is sent elsewhere is sent by each layer's attention
     if vllm_config.parallel_config.pipeline_parallel_size > 1:
         return  # what goes from rank to rank is the model's own business
+    decoder: Any
     for decoder in model.modules():
-        if _name_of(decoder) in _DECODERS:
+        kind = _DECODERS.get(_name_of(decoder))
+        if kind is not None and all(_name_of(layer) == kind for layer in decoder.layers):
             vars(decoder)["forward"] = DecoderRows(decoder)
 
 
@@ -85,23 +88,22 @@ class _Plan:
     """How a loaded decoder is computed.
 
     Args:
-        layers: of it, with one of the names in `_LAYERS`.
+        decoder: with layers that the operator computes.
         orders: of each layer's products with qkv, o, gate and up, and down.
 
     Attributes:
-        parts: of the layers.
-        counts: of rows for which they are computed.
+        watched: the modules that are not called.
+        counts: of rows for which they are not.
     """
 
-    def __init__(self, layers: nn.ModuleList, orders: list[_Orders]) -> None:
-        self._layers = layers
+    def __init__(self, decoder: Any, orders: list[_Orders]) -> None:
+        layers = self._layers = list(decoder.layers)
         self._orders = orders
-        self.parts = LayerParts(layers)
+        self.watched = WatchedModules.of_decoder(decoder)
         self._sources = [source for layer in layers for source in _parameters_of(layer)]
         self._parameters: list[torch.Tensor | None] = []
         self._weights: DecoderWeights | None = None
-        first: Any = layers[0]
-        self.counts = counts_without_remainder(first.mlp.down_proj.weight.shape[1])
+        self.counts = counts_without_remainder(layers[0].mlp.down_proj.weight.shape[1])
 
     @property
     def weights(self) -> DecoderWeights:
@@ -186,8 +188,8 @@ class DecoderRows:
     def _current_plan(self) -> _Plan | None:
         """Return the plan; None if a layer is not, or not now, what the operator computes."""
         if not self._is_planned:  # weights are loaded, and adapters are in their places
-            self._plan, self._is_planned = _plan_of(self._decoder.layers), True
-        return self._plan if self._plan is not None and self._plan.parts.are_unchanged else None
+            self._plan, self._is_planned = _plan_of(self._decoder), True
+        return self._plan if self._plan is not None and self._plan.watched.are_unchanged else None
 
     def _compute(
         self, positions: torch.Tensor, x: torch.Tensor, plan: _Plan, places: list[RowsInPages]
@@ -238,15 +240,15 @@ def _name_of(module: Any) -> str:
     return f"{type(module).__module__}.{type(module).__qualname__}".removeprefix(_MODELS)
 
 
-def _plan_of(layers: nn.ModuleList) -> _Plan | None:
-    """Return how the layers of a loaded decoder are computed; None if one is not what the operator
-    computes, or they differ in what they have.
+def _plan_of(decoder: Any) -> _Plan | None:
+    """Return how a loaded decoder is computed; None if a layer is not what the operator computes,
+    or layers differ in what they have.
     """
+    layers = decoder.layers
     if not layers or not all(map(_is_computed, layers)) or len({*map(_shape_of, layers)}) > 1:
         return None
-    orders = [_orders_of(layer) for layer in layers]
-    found = [own for own in orders if own is not None]
-    return _Plan(layers, found) if len(found) == len(layers) else None
+    found = [orders for layer in layers if (orders := _orders_of(layer)) is not None]
+    return _Plan(decoder, found) if len(found) == len(layers) else None
 
 
 def _is_computed(layer: Any) -> bool:
