@@ -57,31 +57,6 @@ def test_threads_chosen_by_hand_have_a_process(monkeypatch: pytest.MonkeyPatch) 
     assert config.parallel_config.distributed_executor_backend == "mp"
 
 
-@pytest.mark.parametrize(
-    ("flags", "given", "expected"),
-    [
-        ({"deterministic": True}, {}, "1000"),
-        ({"hf_compat": "exact"}, {}, "1000"),
-        ({"hf_compat": True}, {"GOMP_SPINCOUNT": "7"}, "7"),
-        ({"hf_compat": True}, {"OMP_WAIT_POLICY": "ACTIVE"}, None),
-        ({}, {}, None),
-    ],
-)
-def test_threads_that_wait_sleep_soon(
-    flags: dict[str, Any],
-    given: dict[str, str],
-    expected: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.setenv(name, "")  # so that it is put back as it was
-        monkeypatch.delenv(name)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    EngineArgs(str(MODEL), dtype="bfloat16", **flags).create_engine_config()
-    assert os.environ.get("GOMP_SPINCOUNT") == expected
-
-
 @pytest.fixture
 def num_cores() -> int:
     return 5

@@ -7,7 +7,6 @@ it starts with one import of everything less, and scheduler and model send each 
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import vllm.envs as envs
@@ -21,21 +20,12 @@ if TYPE_CHECKING:
 EXECUTOR = "vllm.fork.one_process_executor.OneProcessExecutor"
 """Name of `one_process_executor.OneProcessExecutor` for ``distributed_executor_backend``."""
 
-_SPINS = "GOMP_SPINCOUNT"
-"""How often a thread of GNU's OpenMP looks whether the others are there, before it sleeps."""
-
-_FEW_SPINS = "1000"
-"""The default, 300,000, takes milliseconds. A thread that waits so long for one whose core another
-program has keeps that one from its own core: steps took up to 70 times as long."""
-
 
 def use_one_process(args: EngineArgs, flags: ForkFlags) -> None:
     """Choose `EXECUTOR` where nothing asks for processes or for other threads, in place.
 
     ``distributed_executor_backend="mp"`` asks for them, as does `THREADS_BIND`. An engine that
     lives in its caller's process keeps the model out of it: its threads are the caller's.
-
-    Threads that wait for each other sleep soon, unless OpenMP's variables say otherwise.
     """
     if (
         flags.has_sampler
@@ -47,8 +37,6 @@ def use_one_process(args: EngineArgs, flags: ForkFlags) -> None:
         and envs.VLLM_ENABLE_V1_MULTIPROCESSING
     ):
         args.distributed_executor_backend = EXECUTOR
-        if "OMP_WAIT_POLICY" not in os.environ:
-            os.environ.setdefault(_SPINS, _FEW_SPINS)  # the process will start with it
 
 
 def _has_one_rank(args: EngineArgs) -> bool:
