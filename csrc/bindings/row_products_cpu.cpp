@@ -123,8 +123,10 @@ void multiply(const Operands& operands, const Order& order, uint16_t* target) {
   const int64_t row_bytes = std::max<int64_t>(1, 2 * operands.size);
   const int64_t tile = std::max<int64_t>(1, kTileBytes / row_bytes / Order::kTile) * Order::kTile;
   const int64_t num_tiles = (operands.outputs + tile - 1) / tile;
-  // Waking a thread takes as long as this many products; eight rows take about twice as long as one.
-  constexpr int64_t kWorthAThread = 1 << 17;
+  // One thread does less than this many products, some ten microseconds' worth, as soon as two that
+  // wait for each other, of which one may have lost its core; eight rows take about twice as long as
+  // one.
+  constexpr int64_t kWorthAThread = 1 << 19;
   const int64_t of_a_tile = std::max<int64_t>(1, tile * operands.size * (8 + operands.rows) / 8);
   const int64_t grain = std::max<int64_t>(1, kWorthAThread / of_a_tile);
   torch::stable::parallel_for(0, num_tiles, grain, [&](int64_t begin, int64_t end) {
