@@ -65,6 +65,8 @@ struct Products {
     if (steps.empty()) {
       row_products_into(into, x, own, offsets, orders[4 * layer + place]);
     } else if (x.size(0) == 1) {
+      check_dtype(kRows, "x", x, ScalarType::Float);
+      check_dtype(kRows, name, own, ScalarType::Float);
       by_parts(x, own, offsets, sizes, into);
     } else {
       ordered_products_into(into, x, own, offsets, steps[layer]);

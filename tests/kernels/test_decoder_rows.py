@@ -1,0 +1,135 @@
+"""What all decoder layers as one operator refuse; their bits are tested with models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from vllm.fork_ops.decoder_rows import (
+    DecoderWeights,
+    Epsilons,
+    LayerWeights,
+    RowOrder,
+    RowsInPages,
+    decoder_rows,
+)
+
+pytestmark = pytest.mark.skipif(
+    not torch.cpu._is_avx512_supported(), reason="the operator is there with AVX-512 only"
+)
+
+HIDDEN, HEADS, SIZE, INNER, ROWS = 64, 2, 32, 96, 2
+
+
+def layer(**changes: Any) -> LayerWeights:
+    def zeros(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.float16)
+
+    order = RowOrder(0)
+    made = LayerWeights(
+        orders=(order, order, order, order),
+        input_norm=zeros(HIDDEN),
+        qkv=zeros(3 * HEADS * SIZE, HIDDEN),
+        qkv_bias=None,
+        query_norm=None,
+        key_norm=None,
+        output=zeros(HIDDEN, HEADS * SIZE),
+        output_bias=None,
+        post_norm=zeros(HIDDEN),
+        gate_up=zeros(2 * INNER, HIDDEN),
+        gate_up_bias=None,
+        down=zeros(HIDDEN, INNER),
+        down_bias=None,
+    )
+    return made._replace(**changes)
+
+
+def place(**changes: Any) -> RowsInPages:
+    made = RowsInPages(
+        slots=torch.arange(ROWS),
+        blocks=torch.zeros(ROWS, 1, dtype=torch.int32),
+        starts=torch.zeros(ROWS, dtype=torch.int64),
+        stops=torch.ones(ROWS, dtype=torch.int64),
+    )
+    return made._replace(**changes)
+
+
+def run(
+    layers: list[LayerWeights], pages: int | None = None, places: Any = None, x: Any = None
+) -> Any:
+    cache = torch.zeros(1, HEADS, 16, 2 * SIZE, dtype=torch.float16)
+    return decoder_rows(
+        torch.zeros(ROWS, HIDDEN, dtype=torch.float16) if x is None else x,
+        DecoderWeights(layers, Epsilons(1e-6, 1e-6)),
+        torch.zeros(ROWS, dtype=torch.int64),
+        torch.zeros(4, SIZE, dtype=torch.float16),
+        [cache] * (len(layers) if pages is None else pages),
+        places or [place()] * len(layers),
+        is_neox=True,
+        scale=1.0,
+    )
+
+
+def test_what_it_takes() -> None:
+    added, total = run([layer(), layer()])
+    assert added.shape == total.shape == (ROWS, HIDDEN)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: run([layer()], pages=2), "pages must have 1 entries, but has 2."),
+        (
+            lambda: run([layer()], places=[place()] * 2),
+            "places must have 1 entries, but has 2.",
+        ),
+        (
+            lambda: run([layer(), layer(down=torch.zeros(HIDDEN + 1, INNER).half())]),
+            rf"down\[1\] must have {HIDDEN} rows, as that of the first layer has.",
+        ),
+        (
+            lambda: run([layer(qkv=torch.zeros(HIDDEN, HIDDEN).half())]),
+            "qkv has 64 outputs, which are no queries, keys and values of 2 heads",
+        ),
+        (
+            lambda: run([layer()], x=torch.zeros(HIDDEN).half()),
+            r"x must have 2 dimension\(s\), but has 1.",
+        ),
+        (
+            lambda: run([layer()], places=[place(stops=torch.full((ROWS,), 99))]),
+            "paged_sdpa: ",
+        ),
+        (
+            lambda: run([layer(input_norm=torch.zeros(HIDDEN))]),
+            "weight must have dtype float16, but has float32.",
+        ),
+    ],
+)
+def test_what_it_refuses(call: Callable[[], Any], sentence: str) -> None:
+    with pytest.raises(RuntimeError, match=sentence):
+        call()
+
+
+def test_steps_are_of_float32() -> None:
+    """One row is multiplied by PyTorch, whose result has the place of a row in float32."""
+    steps = RowOrder(0, torch.zeros(1, 5, dtype=torch.int32))
+    one = place(
+        slots=torch.zeros(1, dtype=torch.int64),
+        blocks=torch.zeros(1, 1, dtype=torch.int32),
+        starts=torch.zeros(1, dtype=torch.int64),
+        stops=torch.ones(1, dtype=torch.int64),
+    )
+    with pytest.raises(RuntimeError, match=r"x must have dtype float32, but has float16\."):
+        run(
+            [layer(orders=(steps, steps, steps, steps))],
+            places=[one],
+            x=torch.zeros(1, HIDDEN, dtype=torch.float16),
+        )
+
+
+def test_layers_that_are_not_alike() -> None:
+    with pytest.raises(ValueError, match="Some layers have a bias, norm or order that others have"):
+        run([layer(), layer(down_bias=torch.zeros(HIDDEN).half())])
