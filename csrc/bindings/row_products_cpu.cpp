@@ -90,9 +90,9 @@ class ChainsOfFewRows {
  public:
   static constexpr int64_t kTile = 2 * kFewRowOutputs;
   ChainsOfFewRows(const Operands& operands, int64_t block) : operands_(operands), block_(block) {}
-  static bool takes(const Operands& operands) {
+  static bool takes(const Operands& operands, int64_t block) {
     return operands.rows <= kMostFewRows && operands.outputs >= kFewRowOutputs &&
-           operands.size % kFewRowColumns == 0;
+           operands.size % kFewRowColumns == 0 && block % kFewRowColumns == 0;
   }
   int64_t num_sums(int64_t outputs) const {
     return operands_.rows * std::max(outputs, kFewRowOutputs);
@@ -166,7 +166,7 @@ Tensor row_products_into(const Into& into, const Tensor& x, const Tensor& weight
   };
   Tensor result = into ? *into : torch::stable::new_empty(x, {x.size(0), weight.size(0)});
   auto* target = static_cast<uint16_t*>(result.data_ptr());
-  if (block && ChainsOfFewRows::takes(operands)) {
+  if (block && ChainsOfFewRows::takes(operands, block)) {
     multiply(operands, ChainsOfFewRows(operands, block), target);
   } else if (block) {
     multiply(operands, ChainsOfRows(operands, block), target);

@@ -12,9 +12,9 @@ namespace vllm_fork {
 namespace {
 namespace avx512bf16 {
 
-constexpr int64_t kLanes = 16;    // outputs
-constexpr int64_t kColumns = 32;  // of what comes from memory at once
-constexpr int kQuarter = 4;        // pairs, in a quarter of a register
+constexpr int64_t kLanes = 16;                // outputs
+constexpr int64_t kColumns = 32;              // of what comes from memory at once
+constexpr int kQuarter = kFewRowColumns / 2;  // pairs, in a quarter of a register
 
 // The pairs from `weight` on of 16 outputs, four registers of one pair each.
 inline void transposed(const uint16_t* weight, int64_t size, __m512i (&pairs)[kQuarter]) {
@@ -47,7 +47,7 @@ void chains(const uint16_t* x, const uint16_t* weight, int64_t outputs, int64_t 
     for (auto& group : own) {
       for (auto& sum : group) sum = _mm512_setzero_ps();
     }
-    for (int64_t i = first; i < std::min(size, first + block); i += kColumns) {
+    const auto add = [&](int64_t i, int64_t columns) __attribute__((always_inline)) {
       for (int g = 0; g < kGroups; ++g) {
         const uint16_t* group = weight + g * kLanes * size + i;
         // What the next outputs have there: hardware does not foresee so many places.
@@ -55,7 +55,7 @@ void chains(const uint16_t* x, const uint16_t* weight, int64_t outputs, int64_t 
           const uint16_t* next = group + (kGroups * kLanes + n) * size;
           _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T1);
         }
-        for (int64_t column = 0; column < kColumns; column += 2 * kQuarter) {
+        for (int64_t column = 0; column < columns; column += kFewRowColumns) {
           __m512i pairs[kQuarter];
           transposed(group + column, size, pairs);
           for (int p = 0; p < kQuarter; ++p) {
@@ -66,7 +66,11 @@ void chains(const uint16_t* x, const uint16_t* weight, int64_t outputs, int64_t 
           }
         }
       }
-    }
+    };
+    const int64_t last = std::min(size, first + block);
+    int64_t i = first;
+    for (; i + kColumns <= last; i += kColumns) add(i, kColumns);
+    if (i < last) add(i, last - i);
     for (int g = 0; g < kGroups; ++g) {
       for (int m = 0; m < kRows; ++m) {
         store_block(sums + m * outputs + g * kLanes, own[g][m], first == 0);

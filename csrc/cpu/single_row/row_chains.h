@@ -29,7 +29,7 @@ using RowChains = void (*)(const uint32_t* pairs, int64_t groups, const uint16_t
 //   size     a multiple of kFewRowColumns, as `block` is
 //   sums     [rows, outputs], not rounded
 constexpr int64_t kMostFewRows = 8;
-constexpr int64_t kFewRowColumns = 32;
+constexpr int64_t kFewRowColumns = 8;
 constexpr int64_t kFewRowOutputs = 16;
 using FewRowChains = void (*)(const uint16_t* x, int64_t rows, const uint16_t* weight,
                               int64_t outputs, int64_t size, int64_t block, float* sums);
