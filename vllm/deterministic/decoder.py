@@ -14,11 +14,8 @@ import torch
 from torch import nn
 
 from vllm.deterministic.attention import PortableMetadata
-from vllm.deterministic.decoder_layers import (
-    DecoderLayers,
-    computable_layers,
-    has_known_layers,
-)
+from vllm.deterministic.decoder_layers import DecoderLayers, computable_layers
+from vllm.fork.llama_decoders import is_decoder
 from vllm.fork_ops.portable_decoder import DecoderWeights, Places, portable_decoder_layers
 from vllm.forward_context import get_forward_context, is_forward_context_available
 from vllm.platforms import current_platform
@@ -33,7 +30,7 @@ def use_portable_decoder(model: nn.Module) -> None:
     if not current_platform.is_cpu():
         return
     for one in model.modules():
-        if has_known_layers(one) and "forward" not in vars(one):
+        if is_decoder(one) and "forward" not in vars(one):
             vars(one)["forward"] = PortableDecoder(one)
 
 

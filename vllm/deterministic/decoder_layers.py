@@ -14,6 +14,13 @@ from vllm.deterministic.attention import PortableAttentionImpl
 from vllm.deterministic.linear import PortableLinearMethod
 from vllm.deterministic.norms import forward_rms_norm
 from vllm.deterministic.positions.rotary import PortableRotation
+from vllm.fork.llama_decoders import (
+    PRODUCTS,
+    has_stock_layers,
+    head_norms,
+    norms_of,
+    products_of,
+)
 from vllm.fork.watched_modules import WatchedModules
 from vllm.fork_ops.portable_decoder import DecoderSizes, DecoderWeights, ProductWeights
 from vllm.fork_ops.portable_functions import Function
@@ -21,32 +28,6 @@ from vllm.fork_ops.portable_product import PackedWeight
 from vllm.fork_ops.prepared_digits import has_digits
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.layernorm import RMSNorm
-from vllm.model_executor.layers.linear import (
-    MergedColumnParallelLinear,
-    QKVParallelLinear,
-    RowParallelLinear,
-)
-
-_PACKAGE = "vllm.model_executor.models."
-_KINDS = {
-    "llama.LlamaModel": ("llama.LlamaDecoderLayer", "llama.LlamaAttention", "llama.LlamaMLP"),
-    "mistral.MistralModel": (
-        "mistral.MistralDecoderLayer",
-        "mistral.MistralAttention",
-        "llama.LlamaMLP",
-    ),
-    "qwen2.Qwen2Model": ("qwen2.Qwen2DecoderLayer", "qwen2.Qwen2Attention", "qwen2.Qwen2MLP"),
-    "qwen3.Qwen3Model": ("qwen3.Qwen3DecoderLayer", "qwen3.Qwen3Attention", "qwen2.Qwen2MLP"),
-}
-"""Models of vLLM that can compute as ``LlamaModel.forward`` does, in Qwen3's with norms of heads;
-and their layers, with what attends and multiplies in them."""
-
-_PRODUCTS = (
-    QKVParallelLinear,
-    RowParallelLinear,
-    MergedColumnParallelLinear,
-    RowParallelLinear,
-)
 
 
 class _Shape(NamedTuple):
@@ -82,10 +63,10 @@ class DecoderLayers:
             for norms in (
                 [one.input_layernorm for one in layers],
                 [one.post_attention_layernorm for one in layers],
-                *zip(*(_head_norms(one) for one in layers), strict=True),
+                *zip(*(head_norms(one) for one in layers), strict=True),
             )
         ]
-        products = list(zip(*map(_products_of, layers), strict=True))
+        products = list(zip(*map(products_of, layers), strict=True))
         self._biases = [[one._parameters for one in some] for some in products]
         self._methods = [[one.quant_method for one in some] for some in products]
         self._found: list[Any] = []
@@ -112,7 +93,7 @@ def computable_layers(model: Any) -> DecoderLayers | None:
     """Return the layers of a loaded model; None if they are not what the operator computes."""
     if (
         (model.start_layer, model.end_layer) != (0, len(model.layers))
-        or any(_names_of(layer) != _KINDS[_name_of(model)] for layer in model.layers)
+        or not has_stock_layers(model)
         or not all(map(_is_computed, model.layers))
     ):
         return None
@@ -123,48 +104,17 @@ def computable_layers(model: Any) -> DecoderLayers | None:
     return layers
 
 
-def has_known_layers(model: nn.Module) -> bool:
-    """Whether the layers of a model, which need not be loaded, may be what is computed."""
-    return _name_of(model) in _KINDS
-
-
-def _name_of(module: Any) -> str:
-    return f"{type(module).__module__}.{type(module).__qualname__}".removeprefix(_PACKAGE)
-
-
-def _parts_of(layer: Any) -> tuple[Any, Any, Any]:
-    return layer, layer.self_attn, layer.mlp
-
-
-def _names_of(layer: Any) -> tuple[str, ...]:
-    return tuple(map(_name_of, _parts_of(layer)))
-
-
-def _products_of(layer: Any) -> tuple[Any, Any, Any, Any]:
-    attention, mlp = layer.self_attn, layer.mlp
-    return attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj
-
-
-def _head_norms(layer: Any) -> list[Any]:
-    """Return the norms of queries and keys, if there are any."""
-    norms = (getattr(layer.self_attn, name, None) for name in ("q_norm", "k_norm"))
-    return [norm for norm in norms if norm is not None]
-
-
 def _is_computed(layer: Any) -> bool:
     """Whether the operator computes a layer, if all others are alike."""
     attention, mlp = layer.self_attn, layer.mlp
-    norms = (layer.input_layernorm, layer.post_attention_layernorm, *_head_norms(layer))
     return (
-        not any(getattr(attention, name, False) for name in ("qk_norm", "do_llama_4_scaling"))
-        and getattr(layer, "ada_rms_norm_t_cond", None) is None
-        and all(map(_is_portable_norm, norms))
+        all(map(_is_portable_norm, norms_of(layer)))
         and type(attention.rotary_emb) is PortableRotation
         and attention.rotary_emb.head_size == attention.attn.head_size
         and _attends(attention.attn)
         and type(mlp.act_fn) is PortableGatedActivation
         and (mlp.act_fn.function, mlp.act_fn.is_gate_first) == (Function.SILU, True)
-        and all(map(_is_portable_product, _products_of(layer), _PRODUCTS))
+        and all(map(_is_portable_product, products_of(layer), PRODUCTS))
         and _fit(layer)
     )
 
@@ -204,7 +154,7 @@ def _attends(attention: Any) -> bool:
 def _fit(layer: Any) -> bool:
     """Whether each product has as many rows and columns as the operator takes it to have."""
     attention = layer.self_attn.attn
-    qkv, output, gate_up, down = (one.quant_method.packed for one in _products_of(layer))
+    qkv, output, gate_up, down = (one.quant_method.packed for one in products_of(layer))
     queries, keys = (n * attention.head_size for n in (attention.num_heads, attention.num_kv_heads))
     return (
         qkv.out_features == queries + 2 * keys
@@ -216,8 +166,8 @@ def _fit(layer: Any) -> bool:
 
 def _shape_of(layer: Any) -> _Shape:
     attention = layer.self_attn
-    packed = [one.quant_method.packed for one in _products_of(layer)]
-    epsilons = {norm.variance_epsilon for norm in _head_norms(layer)}
+    packed = [one.quant_method.packed for one in products_of(layer)]
+    epsilons = {norm.variance_epsilon for norm in head_norms(layer)}
     qkv, output, gate_up, down = (one.segments for one in packed)
     sizes = DecoderSizes(
         (qkv, output, gate_up, down),

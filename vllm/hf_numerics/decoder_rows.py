@@ -14,6 +14,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from vllm.fork.llama_decoders import (
+    PRODUCTS,
+    has_stock_layers,
+    head_norms,
+    is_decoder,
+    norms_of,
+    products_of,
+)
 from vllm.fork.watched_modules import WatchedModules
 from vllm.fork_ops.decoder_rows import (
     DecoderWeights,
@@ -34,32 +42,9 @@ from vllm.hf_numerics.row_limits import MOST_ROWS, counts_without_remainder
 from vllm.hf_numerics.single_tokens import single_tokens_of
 from vllm.hf_numerics.split_linear import SplitLinearMethod
 from vllm.model_executor.layers.activation import SiluAndMul
-from vllm.model_executor.layers.linear import (
-    MergedColumnParallelLinear,
-    QKVParallelLinear,
-    RowParallelLinear,
-)
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-_MODELS = "vllm.model_executor.models."
-_DECODERS = {
-    "llama.LlamaModel": "llama.LlamaDecoderLayer",
-    "mistral.MistralModel": "mistral.MistralDecoderLayer",
-    "qwen2.Qwen2Model": "qwen2.Qwen2DecoderLayer",
-    "qwen3.Qwen3Model": "qwen3.Qwen3DecoderLayer",
-}
-"""Of vLLM's models, those that can compute as ``LlamaModel.forward`` does, and their layers."""
-
-_LAYERS = {
-    "llama.LlamaDecoderLayer": ("llama.LlamaAttention", "llama.LlamaMLP"),
-    "mistral.MistralDecoderLayer": ("mistral.MistralAttention", "llama.LlamaMLP"),
-    "qwen2.Qwen2DecoderLayer": ("qwen2.Qwen2Attention", "qwen2.Qwen2MLP"),
-    "qwen3.Qwen3DecoderLayer": ("qwen3.Qwen3Attention", "qwen2.Qwen2MLP"),
-}
-"""Layers that can compute as ``LlamaDecoderLayer.forward`` does, in Qwen3's with norms of heads;
-and what attends and multiplies in them."""
 
 _PLACES = "_hf_places_of_rows"
 
@@ -79,8 +64,7 @@ def use_decoder_rows(model: nn.Module, vllm_config: VllmConfig) -> None:
         return  # what goes from rank to rank is the model's own business
     decoder: Any
     for decoder in model.modules():
-        kind = _DECODERS.get(_name_of(decoder))
-        if kind is not None and all(_name_of(layer) == kind for layer in decoder.layers):
+        if is_decoder(decoder) and has_stock_layers(decoder):
             vars(decoder)["forward"] = DecoderRows(decoder)
 
 
@@ -115,7 +99,7 @@ class _Plan:
 
     def _made(self, parameters: list[Any]) -> DecoderWeights:
         each = len(parameters) // len(self._layers)
-        norms = _norms_of(self._layers[0])
+        norms = norms_of(self._layers[0])
         return DecoderWeights(
             [
                 LayerWeights(orders, *parameters[i * each : (i + 1) * each])
@@ -129,7 +113,7 @@ class DecoderRows:
     """Stands in for the ``forward`` of a model without its head.
 
     Args:
-        decoder: with one of the names in `_DECODERS`.
+        decoder: for which `is_decoder` and `has_stock_layers` hold.
     """
 
     def __init__(self, decoder: Any) -> None:
@@ -236,16 +220,14 @@ def _are_all_rows(rows: slice | torch.Tensor, num_rows: int) -> bool:
     return isinstance(rows, slice) and rows == slice(0, num_rows)
 
 
-def _name_of(module: Any) -> str:
-    return f"{type(module).__module__}.{type(module).__qualname__}".removeprefix(_MODELS)
-
-
 def _plan_of(decoder: Any) -> _Plan | None:
     """Return how a loaded decoder is computed; None if a layer is not what the operator computes,
     or layers differ in what they have.
     """
     layers = decoder.layers
-    if not layers or not all(map(_is_computed, layers)) or len({*map(_shape_of, layers)}) > 1:
+    if not (layers and has_stock_layers(decoder) and all(map(_is_computed, layers))):
+        return None
+    if len({*map(_shape_of, layers)}) > 1:
         return None
     found = [orders for layer in layers if (orders := _orders_of(layer)) is not None]
     return _Plan(decoder, found) if len(found) == len(layers) else None
@@ -254,19 +236,15 @@ def _plan_of(decoder: Any) -> _Plan | None:
 def _is_computed(layer: Any) -> bool:
     """Whether the operator computes a layer."""
     attention, mlp = layer.self_attn, layer.mlp
-    products = _products_of(layer)
-    kinds = (QKVParallelLinear, RowParallelLinear, MergedColumnParallelLinear, RowParallelLinear)
+    products = products_of(layer)
     return not (
-        (_name_of(attention), _name_of(mlp)) != _LAYERS.get(_name_of(layer))
-        or any(getattr(attention, name, False) for name in ("qk_norm", "do_llama_4_scaling"))
-        or getattr(layer, "ada_rms_norm_t_cond", None) is not None
-        or "forward" in vars(layer)
+        "forward" in vars(layer)
         or any(
             "forward" in vars(one) for part in (layer, attention, mlp) for one in part.children()
         )
-        or any(type(one) is not kind for one, kind in zip(products, kinds, strict=True))
+        or any(type(one) is not kind for one, kind in zip(products, PRODUCTS, strict=True))
         or any(one.tp_size > 1 or one.skip_bias_add for one in products)
-        or not all(map(_is_rounded_norm, _norms_of(layer)))
+        or not all(map(_is_rounded_norm, norms_of(layer)))
         or not _calls(attention.rotary_emb, forward_rotary)
         or not (type(mlp.act_fn) is SiluAndMul and _calls(mlp.act_fn, forward_silu_and_mul))
         or not _attends_in_order(attention.attn, layer.input_layernorm.weight.dtype)
@@ -275,7 +253,7 @@ def _is_computed(layer: Any) -> bool:
 
 def _shape_of(layer: Any) -> tuple[Any, ...]:
     """Return what is the same in all layers that the operator computes at once."""
-    attention, norms = layer.self_attn, _norms_of(layer)
+    attention, norms = layer.self_attn, norms_of(layer)
     tensors = (source.get(name) for source, name in _parameters_of(layer))
     return (
         *(None if one is None else (one.shape, one.dtype) for one in tensors),
@@ -291,7 +269,7 @@ def _parameters_of(layer: Any) -> list[tuple[dict[str, torch.Tensor | None], str
     """Return where the tensors of `LayerWeights` are, in their order there."""
     attention, mlp = layer.self_attn, layer.mlp
     none: dict[str, torch.Tensor | None] = {}
-    of_heads = [norm._parameters for norm in _head_norms(attention)] or [none, none]
+    of_heads = [norm._parameters for norm in head_norms(layer)] or [none, none]
     query_norm, key_norm = of_heads
     return [
         (layer.input_layernorm._parameters, "weight"),
@@ -307,22 +285,6 @@ def _parameters_of(layer: Any) -> list[tuple[dict[str, torch.Tensor | None], str
         (mlp.down_proj._parameters, "weight"),
         (mlp.down_proj._parameters, "bias"),
     ]
-
-
-def _products_of(layer: Any) -> tuple[Any, Any, Any, Any]:
-    attention, mlp = layer.self_attn, layer.mlp
-    return attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj
-
-
-def _norms_of(layer: Any) -> list[Any]:
-    """Return the norms of a layer: the first, the second, and those of heads, if there are any."""
-    return [layer.input_layernorm, layer.post_attention_layernorm, *_head_norms(layer.self_attn)]
-
-
-def _head_norms(attention: Any) -> list[Any]:
-    """Return the norms of queries and keys, if there are any."""
-    norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
-    return [norm for norm in norms if norm is not None]
 
 
 def _calls(layer: Any, function: Any) -> bool:
@@ -353,7 +315,7 @@ def _attends_in_order(attention: Any, dtype: torch.dtype) -> bool:
 
 def _orders_of(layer: Any) -> _Orders | None:
     """Return in which orders rows are multiplied by the fork's own products, if they all are."""
-    qkv, output, gate_up, down = map(_order_of, _products_of(layer))
+    qkv, output, gate_up, down = map(_order_of, products_of(layer))
     if qkv is None or output is None or gate_up is None or down is None:
         return None
     return RowOrder(qkv), RowOrder(output), RowOrder(gate_up), RowOrder(down)
