@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 import torch
@@ -26,11 +27,15 @@ def engine_config(folder: Path, **arguments: Any) -> VllmConfig:
 
 
 def model_of(config: VllmConfig) -> nn.Module:
+    """Load a model; for compilation, vLLM's Transformers backend would change Transformers' own
+    class, and whatever test of this process asked Transformers for that model next would fail."""
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader import get_model
+    from vllm.model_executor.models.transformers.base import Base
 
     torch.accelerator.empty_cache = lambda: None  # as the CPU worker does
-    with set_current_vllm_config(config):
+    stock_class = mock.patch.object(Base, "_decorate_for_torch_compile")
+    with set_current_vllm_config(config), stock_class:
         return get_model(vllm_config=config)
 
 
