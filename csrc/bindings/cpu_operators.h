@@ -44,4 +44,7 @@ Tensor token_sdpa_into(const Into& into, const Tensor& query, const Tensor& page
                        int64_t key_size, std::optional<double> scale,
                        const std::optional<Tensor>& order);
 
+void prompt_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor spans, int64_t key_size,
+                 std::optional<double> scale, bool enable_gqa, bool in_one, Tensor result);
+
 }  // namespace vllm_fork

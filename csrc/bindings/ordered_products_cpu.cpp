@@ -9,6 +9,7 @@
 
 #include "bindings/cpu_operators.h"
 #include "bindings/sum_order.h"
+#include "bindings/team.h"
 #include "cpu/isa.h"
 
 namespace vllm_fork {
@@ -78,7 +79,7 @@ Tensor ordered_products_into(const Into& into, const Tensor& x, const Tensor& we
   const int64_t of_a_tile = std::max<int64_t>(1, kTile * size * groups);
   const int64_t grain = std::max<int64_t>(1, kWorthAThread / of_a_tile);
   const int64_t tiles = (outputs + kTile - 1) / kTile;
-  torch::stable::parallel_for(0, tiles, grain, [&](int64_t begin, int64_t end) {
+  share_work(0, tiles, grain, [&](int64_t begin, int64_t end) {
     std::vector<float> sums(groups * kTile * kOrderedLanes);
     const auto multiply = [&](const SumRange& range, int64_t first, int64_t last) {
       const int64_t count = last - first;

@@ -13,6 +13,7 @@
 #include "bindings/cpu_operators.h"
 #include "bindings/sdpa_cpu.h"
 #include "bindings/sum_order.h"
+#include "bindings/team.h"
 #include "cpu/isa.h"
 
 namespace vllm_fork {
@@ -59,7 +60,7 @@ void attend_in_one(const Given& given, int64_t scratch_size, Tensor& result,
   const int64_t products = std::max<int64_t>(1, 2 * heads * size * tokens);
   const int64_t grain = std::max<int64_t>(1, kWorthAThread * requests * kv_heads / products);
   const int64_t of_thread = heads_of_thread(heads);
-  torch::stable::parallel_for(0, requests * kv_heads, grain, [&](int64_t begin, int64_t end) {
+  share_work(0, requests * kv_heads, grain, [&](int64_t begin, int64_t end) {
     std::vector<const Bits*> places;
     std::vector<float> scratch(scratch_size);
     for (int64_t i = begin; i < end; ++i) {

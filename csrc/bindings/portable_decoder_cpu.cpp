@@ -9,6 +9,7 @@
 
 #include "bindings/argument_checks.h"
 #include "bindings/portable_operators_cpu.h"
+#include "bindings/team.h"
 
 namespace vllm_fork {
 namespace {
@@ -136,6 +137,23 @@ void attend(size_t layer, const Weights& weights, const Sight& sight, const Rows
                      /*sinks=*/std::nullopt, rows.attended_heads);
 }
 
+// The residual is in x, what is added to it in the rows.
+void compute_layer(size_t layer, const Tensor& x, const Weights& weights, const Sight& sight,
+                   const Rows& rows) {
+  if (layer == 0) {
+    weights.input_norms(layer, x, std::nullopt, rows.normed);
+  } else {
+    weights.input_norms(layer, rows.added, x, rows.normed);
+  }
+  weights.qkv(layer, rows.normed, rows.projected);
+  attend(layer, weights, sight, rows);
+  weights.output(layer, rows.attended, rows.added);
+  weights.post_norms(layer, rows.added, x, rows.normed);
+  weights.gate_up(layer, rows.normed, rows.gate_up);
+  gate_into(rows.gate_up, Function::kSilu, rows.gated);
+  weights.down(layer, rows.gated, rows.added);
+}
+
 void check_lists(const Weights& w) {
   const size_t layers = w.layers();
   check(layers > 0, kLayers, ": there must be a layer.");
@@ -166,20 +184,11 @@ Tensor compute(const Tensor& x, const Weights& weights, const Sight& sight, int6
   check(heads > 0 && head_size > 0 && intermediate_size > 0, kLayers, ": sizes must be above 0.");
   const Sizes sizes{x.size(0), heads, weights.caches[0].size(1), head_size, intermediate_size};
   const Rows rows(x, sizes);
-  for (size_t layer = 0; layer < weights.layers(); ++layer) {
-    if (layer == 0) {
-      weights.input_norms(layer, x, std::nullopt, rows.normed);
-    } else {
-      weights.input_norms(layer, rows.added, x, rows.normed);
+  with_team([&] {
+    for (size_t layer = 0; layer < weights.layers(); ++layer) {
+      compute_layer(layer, x, weights, sight, rows);
     }
-    weights.qkv(layer, rows.normed, rows.projected);
-    attend(layer, weights, sight, rows);
-    weights.output(layer, rows.attended, rows.added);
-    weights.post_norms(layer, rows.added, x, rows.normed);
-    weights.gate_up(layer, rows.normed, rows.gate_up);
-    gate_into(rows.gate_up, Function::kSilu, rows.gated);
-    weights.down(layer, rows.gated, rows.added);
-  }
+  });
   return rows.added;
 }
 

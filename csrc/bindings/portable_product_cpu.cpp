@@ -11,6 +11,7 @@
 #include "bindings/portable_operators_cpu.h"
 #include "bindings/portable_product_checks.h"
 #include "bindings/portable_rows.h"
+#include "bindings/team.h"
 #include "cpu/isa.h"
 #include "cpu/product/pack_weight.h"
 #include "portable/number_types.h"
@@ -30,7 +31,7 @@ constexpr int64_t kProductsPerTask = 512 * 1024;
 template <typename Work>
 void share_out(int64_t count, int64_t per_task, int64_t of_one, const Work& work) {
   const int64_t grain = std::max<int64_t>(1, per_task / std::max<int64_t>(1, of_one));
-  torch::stable::parallel_for(0, count, grain, [&](int64_t first, int64_t last) {
+  share_work(0, count, grain, [&](int64_t first, int64_t last) {
     const DefaultFloatEnvironment environment;
     work(first, last);
   });

@@ -14,6 +14,7 @@
 #endif
 
 #include "bindings/formats.h"
+#include "bindings/team.h"
 #include "cpu/isa.h"
 
 namespace vllm_fork {
@@ -68,7 +69,7 @@ inline float* scratch_floats(int64_t count) {
 template <typename Work>
 void for_each_row(int64_t count, int64_t size, const Work& work) {
   const int64_t grain = std::max<int64_t>(1, kNumbersPerTask / std::max<int64_t>(1, size));
-  torch::stable::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
+  share_work(0, count, grain, [&](int64_t begin, int64_t end) {
     const DefaultFloatEnvironment environment;
     for (int64_t i = begin; i < end; ++i) work(i);
   });

@@ -3,7 +3,9 @@
 #include <cmath>
 #include <vector>
 
+#include "bindings/cpu_operators.h"
 #include "bindings/sdpa_cpu.h"
+#include "bindings/team.h"
 #include "cpu/isa.h"
 
 namespace vllm_fork {
@@ -166,12 +168,14 @@ void attend_in_one(const Tensor& query, const Tensor& pages, const Tensor& block
       chosen_prompt_attention()(given);
     }
   };
-  torch::stable::parallel_for(0, static_cast<int64_t>(tasks.size()), 1, work);
+  share_work(0, static_cast<int64_t>(tasks.size()), 1, work);
 }
 
 bool has_order(int64_t length) {
   return chosen_prompt_attention() != nullptr && has_prompt_order(length);
 }
+
+}  // namespace
 
 void prompt_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor spans, int64_t key_size,
                  std::optional<double> scale, bool enable_gqa, bool in_one, Tensor result) {
@@ -199,7 +203,6 @@ void prompt_sdpa(Tensor query, Tensor pages, Tensor blocks, Tensor spans, int64_
   }
 }
 
-}  // namespace
 }  // namespace vllm_fork
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CPU, library) {

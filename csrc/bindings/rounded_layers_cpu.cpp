@@ -14,6 +14,7 @@
 #include "bindings/argument_checks.h"
 #include "bindings/cpu_operators.h"
 #include "bindings/formats.h"
+#include "bindings/team.h"
 #include "portable/number_types.h"
 
 // Compiled for several instruction sets, of which the machine's is taken; none of them fuses products
@@ -43,7 +44,7 @@ template <typename Work>
 void for_rows(int64_t rows, int64_t elements, const Work& work) {
   constexpr int64_t kWorthAThread = 1 << 15;
   const int64_t grain = std::max<int64_t>(1, kWorthAThread / std::max<int64_t>(1, elements));
-  torch::stable::parallel_for(0, rows, grain, work);
+  share_work(0, rows, grain, work);
 }
 
 // --- rotation ------------------------------------------------------------------------------------
@@ -244,12 +245,35 @@ VLLM_FORK_WITH_VECTORS void multiply(const Number* a, const Number* b, int64_t c
   for (int64_t i = 0; i < count; ++i) out[i] = narrow<Number>(widen(a[i]) * widen(b[i]));
 }
 
-// PyTorch's own function of a contiguous tensor, in place: its bits are what is wanted.
-void silu(const Tensor& x) {
+// PyTorch's own function of a contiguous tensor: its bits are what is wanted.
+Tensor silu(const Tensor& x) {
   std::array<StableIValue, 1> stack{torch::stable::detail::from(x)};
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::silu_", "", stack.data(), TORCH_ABI_VERSION));
-  torch::stable::detail::to<Tensor>(stack[0]);  // else it would never be freed
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::silu", "", stack.data(), TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
 }
+
+// Of rows that are computed at once, [n, 2 * columns]; `gate` is memory of [n, columns].
+template <typename Number>
+void activate(const Number* x, const Tensor& gate, int64_t columns, Number* out) {
+  const int64_t rows = gate.size(0);
+  auto* half = static_cast<Number*>(gate.data_ptr());
+  for_rows(rows, columns, [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      std::memcpy(half + row * columns, x + 2 * row * columns, columns * sizeof(Number));
+    }
+  });
+  const Tensor activated = silu(gate);
+  const auto* factors = static_cast<const Number*>(activated.data_ptr());
+  for_rows(rows, columns, [&](int64_t first, int64_t last) {
+    for (int64_t row = first; row < last; ++row) {
+      multiply(factors + row * columns, x + (2 * row + 1) * columns, columns, out + row * columns);
+    }
+  });
+}
+
+// Elements of which PyTorch's loops leave no remainder, whatever the dtype and CPU: rows of a
+// multiple of so many have the bits that they have with others.
+constexpr int64_t kVector = 64;
 
 }  // namespace
 
@@ -265,20 +289,18 @@ Tensor silu_and_mul_rounded_into(const Into& into, const Into& into_gate, const 
   with_number(x, [&](auto number) {
     using Number = decltype(number);
     const auto* source = static_cast<const Number*>(x.data_ptr());
-    auto* half = static_cast<Number*>(gate.data_ptr());
     auto* out = static_cast<Number*>(result.data_ptr());
-    for_rows(rows, columns, [&](int64_t first, int64_t last) {
-      for (int64_t row = first; row < last; ++row) {
-        std::memcpy(half + row * columns, source + 2 * row * columns, columns * sizeof(Number));
-      }
-    });
-    silu(gate);
-    for_rows(rows, columns, [&](int64_t first, int64_t last) {
-      for (int64_t row = first; row < last; ++row) {
-        multiply(half + row * columns, source + (2 * row + 1) * columns, columns,
-                 out + row * columns);
-      }
-    });
+    const auto some = [&](int64_t first, int64_t last) {
+      Tensor whole = gate;
+      activate(source + 2 * first * columns,
+               torch::stable::narrow(whole, 0, first, last - first), columns,
+               out + first * columns);
+    };
+    if (leads_team() && columns % kVector == 0) {
+      for_rows(rows, 4 * columns, some);
+    } else {
+      some(0, rows);
+    }
   });
   return result;
 }

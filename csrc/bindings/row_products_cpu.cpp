@@ -10,6 +10,7 @@
 #include "bindings/checks.h"
 #include "bindings/cpu_operators.h"
 #include "bindings/formats.h"
+#include "bindings/team.h"
 #include "cpu/isa.h"
 
 namespace vllm_fork {
@@ -129,7 +130,7 @@ void multiply(const Operands& operands, const Order& order, uint16_t* target) {
   constexpr int64_t kWorthAThread = 1 << 19;
   const int64_t of_a_tile = std::max<int64_t>(1, tile * operands.size * (8 + operands.rows) / 8);
   const int64_t grain = std::max<int64_t>(1, kWorthAThread / of_a_tile);
-  torch::stable::parallel_for(0, num_tiles, grain, [&](int64_t begin, int64_t end) {
+  share_work(0, num_tiles, grain, [&](int64_t begin, int64_t end) {
     std::vector<float> sums(order.num_sums(tile)), row(tile);
     for (int64_t first = begin * tile; first < std::min(operands.outputs, end * tile);
          first += tile) {

@@ -30,7 +30,9 @@ STABLE_TORCH_LIBRARY(vllm_fork, library) {
       "Tensor[] down_steps, int[] orders, float input_epsilon, float post_epsilon, "
       "float head_epsilon, Tensor? attention_order, Tensor positions, Tensor cos_sin, "
       "bool is_neox, Tensor(a!)[] pages, Tensor[] slots, Tensor[] blocks, Tensor[] starts, "
-      "Tensor[] stops, int[] places, float scale) -> (Tensor, Tensor)");
+      "Tensor[] stops, int[] firsts, Tensor[] tables, Tensor[] spans, Tensor[] library_spans, "
+      "int[] places, float scale, int[] qkv_parts, int[] output_parts, int[] gate_up_parts, "
+      "int[] down_parts, int[] activated) -> (Tensor, Tensor)");
   library.def(
       "rotate_rounded(Tensor positions, Tensor query, Tensor key, Tensor cos_sin, int head_size, "
       "bool is_neox) -> (Tensor, Tensor)");

@@ -16,7 +16,7 @@ from vllm.fork_ops.decoder_rows import decoder_rows as operator_of_rows
 from vllm.forward_context import set_forward_context
 from vllm.hf_numerics import decoder_rows
 from vllm.hf_numerics.decoder_rows import DecoderRows
-from vllm.hf_numerics.row_limits import MOST_ROWS
+from vllm.hf_numerics.rows_in_pages import MOST_ROWS
 from vllm.hf_numerics.single_row_products import same_bits
 
 BLOCK_SIZE, BLOCKS = 16, 6
@@ -39,13 +39,14 @@ class Layers:
         self.dtype = config.model_config.dtype
         self._names = [layer.self_attn.attn.layer_name for layer in self.layers]
 
-    def run(self, lengths: list[int], queries: int = 1) -> list[torch.Tensor]:
+    def run(self, lengths: list[int], queries: list[int] | None = None) -> list[torch.Tensor]:
         """Return what the model computes, and the keys and values afterwards.
 
         Args:
             lengths: of the texts with the new tokens.
-            queries: new tokens of each.
+            queries: new tokens of each; one of each without.
         """
+        queries = [1] * len(lengths) if queries is None else queries
         generator = torch.Generator().manual_seed(len(lengths))
         count = len(lengths)
         for layer in self.layers:
@@ -53,14 +54,16 @@ class Layers:
             shape = (count * BLOCKS, attn.num_kv_heads, BLOCK_SIZE, 2 * attn.head_size)
             attn.kv_cache = torch.randn(shape, generator=generator).to(self.dtype)
         blocks = torch.randperm(count * BLOCKS, generator=generator).int().view(count, BLOCKS)
-        starts = torch.arange(count + 1, dtype=torch.int32) * queries
-        positions = torch.cat([torch.arange(n - queries, n) for n in lengths])
-        rows = torch.arange(count).repeat_interleave(queries)
+        starts = torch.tensor([0, *queries], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        positions = torch.cat(
+            [torch.arange(n - new, n) for n, new in zip(lengths, queries, strict=True)]
+        )
+        rows = torch.arange(count).repeat_interleave(torch.tensor(queries))
         slots = blocks[rows, positions // BLOCK_SIZE].long() * BLOCK_SIZE + positions % BLOCK_SIZE
         metadata = SimpleNamespace(
             query_start_loc=starts, seq_lens=torch.tensor(lengths).int(), block_table=blocks
         )
-        x = torch.randn(count * queries, self.hidden_size, generator=generator).to(self.dtype)
+        x = torch.randn(len(rows), self.hidden_size, generator=generator).to(self.dtype)
         with set_forward_context(
             dict.fromkeys(self._names, metadata),
             self._config,
@@ -111,19 +114,64 @@ def test_bits(layers: Layers, monkeypatch: pytest.MonkeyPatch) -> None:
         assert counted == [count]
         counted.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(DecoderRows, "_places", lambda *_: None)
+            patch.setattr(DecoderRows, "_step", lambda *_: None)
             expected = layers.run(lengths)
+        assert counted == []
+        assert all(map(same_bits, found, expected))
+
+
+STEPS = [
+    ([7], [7]),
+    ([64], [64]),
+    ([40, 50, 60], [3, 50, 60]),  # the first goes on behind what is cached
+    ([90, 1, 33, 2, 64, 65], [1, 1, 1, 2, 64, 65]),
+    ([30, 95, 17], [30, 1, 1]),
+    ([1], [1]),
+]
+"""Lengths of texts, and how many tokens of each are new."""
+
+
+@pytest.mark.parametrize(
+    "layers", [(kind, dtype) for kind in KINDS for dtype in ("bfloat16", "float16")], indirect=True
+)
+@torch.inference_mode()
+def test_bits_of_prompts(layers: Layers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By themselves, several, and beside single tokens; Mistral's have to fit into a window."""
+    if not takes_operator(layers):
+        pytest.skip("the kernels that it calls have not the bits of this CPU's libraries")
+    counted = calls(monkeypatch)
+    (window,) = {*layers.decoder.forward._windows}
+    for lengths, queries in STEPS:
+        found = layers.run(lengths, queries)
+        longest = max((n for n, new in zip(lengths, queries, strict=True) if new > 1), default=0)
+        assert counted == ([sum(queries)] if not window or longest < window else [])
+        counted.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(DecoderRows, "_step", lambda *_: None)
+            expected = layers.run(lengths, queries)
         assert counted == []
         assert all(map(same_bits, found, expected))
 
 
 @torch.inference_mode()
 def test_steps_that_go_the_own_way(layers: Layers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts, and more rows than the operator takes."""
+    """More single tokens than the operator takes, and some behind a prompt and before another."""
     counted = calls(monkeypatch)
-    layers.run([40, 50, 60], queries=3)
     layers.run([20] * (MOST_ROWS + 1))
+    layers.run([20, 30, 40, 50], [1, 30, 1, 50])
     assert counted == []
+
+
+@torch.inference_mode()
+def test_prompts_that_need_a_mask(layers: Layers, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not takes_operator(layers):
+        pytest.skip("the kernels that it calls have not the bits of this CPU's libraries")
+    counted = calls(monkeypatch)
+    monkeypatch.setattr(layers.decoder.forward, "_windows", [32, 0])
+    layers.run([32], [32])
+    assert counted == []
+    layers.run([31, 90], [31, 1])
+    assert counted == [32]
 
 
 def hooked(layer: Any) -> Any:

@@ -12,7 +12,7 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from vllm.hf_numerics import linear
-from vllm.hf_numerics.linear import HFConv1DMethod, linear_by_request, side_by_side
+from vllm.hf_numerics.linear import HFConv1DMethod, LinearByRequest, side_by_side
 from vllm.hf_numerics.requests import runs_of
 from vllm.hf_numerics.row_counts import counts_of_layout
 from vllm.hf_numerics.single_row_products import RowPlan, layout_of
@@ -50,7 +50,7 @@ def test_each_request_gets_the_bits_it_has_alone(
         return functional.linear(x, weight, bias)
 
     ways = linear.together(linear.rows_apart(layer), whole, [weight])
-    ours = linear_by_request(ways, x, weight, bias)
+    ours = LinearByRequest(ways)(x, weight, bias)
     counts = counts_of_layout(layout_of(weight), True, torch.nn.Linear)
     may_be_together = all(counts.has_the_order(n) for n in (17, 33, 50))
     if dtype == torch.float16 and all(counts.has_single_rows(n) for n in (17, 33)):
@@ -123,6 +123,7 @@ def test_rows_outside_of_a_step_are_one_matrix() -> None:
     generator = torch.Generator().manual_seed(0)
     weight, x = (torch.randn(s, generator=generator).bfloat16() for s in ((8, 64), (2, 3, 64)))
     by_row: Any = None
-    ours = linear_by_request(linear.together(by_row, functional.linear, [weight]), x, weight, None)
+    ways = linear.together(by_row, functional.linear, [weight])
+    ours = LinearByRequest(ways)(x, weight, None)
     assert ours.shape == (2, 3, 8)
     assert torch.equal(ours.view(6, 8), functional.linear(x.view(6, 64), weight))

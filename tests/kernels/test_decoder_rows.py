@@ -12,8 +12,11 @@ from vllm.fork_ops.decoder_rows import (
     DecoderWeights,
     Epsilons,
     LayerWeights,
+    Prompts,
     RowOrder,
+    RowsAtOnce,
     RowsInPages,
+    Way,
     decoder_rows,
 )
 
@@ -57,8 +60,17 @@ def place(**changes: Any) -> RowsInPages:
     return made._replace(**changes)
 
 
+def prompts(*spans: tuple[int, int, int, int]) -> Prompts:
+    own = torch.tensor(spans).view(-1, 4)
+    return Prompts(torch.zeros(1, 1, dtype=torch.int32), own[:0], own)
+
+
 def run(
-    layers: list[LayerWeights], pages: int | None = None, places: Any = None, x: Any = None
+    layers: list[LayerWeights],
+    pages: int | None = None,
+    places: Any = None,
+    x: Any = None,
+    at_once: RowsAtOnce = RowsAtOnce(),  # noqa: B008
 ) -> Any:
     cache = torch.zeros(1, HEADS, 16, 2 * SIZE, dtype=torch.float16)
     return decoder_rows(
@@ -70,6 +82,7 @@ def run(
         places or [place()] * len(layers),
         is_neox=True,
         scale=1.0,
+        at_once=at_once,
     )
 
 
@@ -105,6 +118,30 @@ def test_what_it_takes() -> None:
         (
             lambda: run([layer(input_norm=torch.zeros(HIDDEN))]),
             "weight must have dtype float16, but has float32.",
+        ),
+        (
+            lambda: run([layer()], at_once=RowsAtOnce(((), (), (Way.AT_ONCE, 0, 1), ()))),
+            "gate_up_parts must be of all 2 rows.",
+        ),
+        (
+            lambda: run([layer()], at_once=RowsAtOnce(((Way.BY_ROW, 1, 2), (), (), ()))),
+            "qkv_parts has rows 1 to 2, where row 0 begins.",
+        ),
+        (
+            lambda: run([layer()], at_once=RowsAtOnce(((7, 0, 2), (), (), ()))),
+            "qkv_parts has 7 for a way to multiply.",
+        ),
+        (
+            lambda: run([layer()], at_once=RowsAtOnce(activated=(0, 1, 0))),
+            "activated must be of all 2 rows.",
+        ),
+        (
+            lambda: run([layer()], places=[place(first=1)]),
+            "firsts has row 1 for the first of 2 tokens, and there are 2 rows.",
+        ),
+        (
+            lambda: run([layer()], places=[place(prompts=prompts((0, 3, 0, 3)))]),
+            r"prompt_sdpa: spans\[0\] is of rows 0 to 3",
         ),
     ],
 )

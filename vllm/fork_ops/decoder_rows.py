@@ -1,20 +1,31 @@
-"""The decoder layers of a model for single tokens of requests as one operator, on CPU.
+"""The decoder layers of a model for the tokens of a step as one operator, on CPU.
 
-It computes what `rms_norm_rounded`, `row_products` or `ordered_products`, `rotate_rounded`,
-`append_to_pages`, `paged_sdpa` and `silu_and_mul_rounded` do, one after the other, and has their
-bits: calling each of them from Python takes longer than small layers do.
+It computes what `rms_norm_rounded`, `row_products`, `ordered_products` or ``linear``,
+`rotate_rounded`, `append_to_pages`, `paged_sdpa`, `prompt_sdpa` and `silu_and_mul_rounded` do, one
+after the other, and has their bits: calling each of them from Python takes longer than small layers
+do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import NamedTuple
 
 import torch
 
 from . import library
 
-__all__ = ["DecoderWeights", "LayerWeights", "RowOrder", "RowsInPages", "decoder_rows"]
+__all__ = [
+    "DecoderWeights",
+    "LayerWeights",
+    "Prompts",
+    "RowOrder",
+    "RowsAtOnce",
+    "RowsInPages",
+    "Way",
+    "decoder_rows",
+]
 
 if library.load():
 
@@ -23,20 +34,64 @@ if library.load():
         return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
+class Prompts(NamedTuple):
+    """The prompts of a step, as `prompt_sdpa` takes them.
+
+    Attributes:
+        table: int32 [num_requests, max_blocks].
+        spans: int64 [num_prompts, 4], of those that it computes ``in_one``.
+        library_spans: likewise, of those that PyTorch's function computes.
+    """
+
+    table: torch.Tensor
+    spans: torch.Tensor
+    library_spans: torch.Tensor
+
+
 class RowsInPages(NamedTuple):
     """Where the tokens of a step are, as `append_to_pages` and `paged_sdpa` take it.
 
     Attributes:
         slots: int64 [n], of the new tokens.
-        blocks: int32 [n, max_blocks], of each one's request.
-        starts: int64 [n], the first token that each sees.
-        stops: int64 [n], the token after the last one.
+        blocks: int32 [m, max_blocks], of the request of each token that is computed by itself.
+        starts: int64 [m], the first token that each of these sees.
+        stops: int64 [m], the token after the last one.
+        first: the row of the first of them; the others are the next ones.
+        prompts: what the other rows are; None if there are none.
     """
 
     slots: torch.Tensor
     blocks: torch.Tensor
     starts: torch.Tensor
     stops: torch.Tensor
+    first: int = 0
+    prompts: Prompts | None = None
+
+
+class Way(IntEnum):
+    """How rows of a step are multiplied at once: each as if it were alone (`RowOrder`); by PyTorch
+    with each of the weights that are one here, as Hugging Face has them; by PyTorch with the whole.
+    """
+
+    BY_ROW = 0
+    BY_PARTS = 1
+    AT_ONCE = 2
+
+
+class RowsAtOnce(NamedTuple):
+    """Which rows of a step are computed at once.
+
+    Attributes:
+        products: of `qkv`, `output`, `gate_up` and `down`, each a way, the first row and the end
+            for all rows in their order, one behind the other; nothing if each is by itself.
+        activated: first row and end likewise; nothing if all are computed at once.
+    """
+
+    products: tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]] = ((), (), (), ())
+    activated: Sequence[int] = ()
+
+
+_EACH_ALONE = RowsAtOnce()
 
 
 class RowOrder(NamedTuple):
@@ -153,8 +208,9 @@ def decoder_rows(
     *,
     is_neox: bool,
     scale: float,
+    at_once: RowsAtOnce = _EACH_ALONE,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute layers for one token of each request.
+    """Compute layers for the tokens of a step.
 
     Args:
         x: [n, hidden_size].
@@ -166,6 +222,7 @@ def decoder_rows(
         places: of the tokens in the pages of each layer.
         is_neox: as of `rotate_rounded`.
         scale: of the scores.
+        at_once: which rows are computed at once.
 
     Returns:
         what the last layer adds, and the sum to which it is to be added, [n, hidden_size] both.
@@ -178,7 +235,8 @@ def decoder_rows(
     kinds: dict[int, int] = {}  # layers mostly have the same place
     numbers = [kinds.setdefault(id(place), len(kinds)) for place in places]
     distinct = {id(place): place for place in places}.values()
-    slots, blocks, starts, stops = zip(*distinct, strict=True)
+    slots, blocks, starts, stops, firsts, prompts = zip(*distinct, strict=True)
+    tables, spans, library_spans = zip(*prompts, strict=True) if prompts[0] else ((), (), ())
     return torch.ops.vllm_fork.decoder_rows.default(
         x,
         *weights.arguments,
@@ -190,6 +248,12 @@ def decoder_rows(
         blocks,
         starts,
         stops,
+        firsts,
+        tables,
+        spans,
+        library_spans,
         numbers,
         scale,
+        *at_once.products,
+        at_once.activated,
     )

@@ -22,14 +22,15 @@ from vllm.fork_ops.decoder_rows import (
     Epsilons,
     LayerWeights,
     RowOrder,
+    RowsAtOnce,
     decoder_rows,
 )
 from vllm.fork_ops.ordered_products import SumOrder
 from vllm.hf_exact.group import Group
 from vllm.hf_exact.grouped_decode import GroupCache
+from vllm.hf_numerics.activations import rows_activated
 from vllm.hf_numerics.linear import common_order
-from vllm.hf_numerics.paged_attention import adds_in_order, order_in_float32
-from vllm.hf_numerics.row_limits import counts_without_remainder
+from vllm.hf_numerics.paged_attention import Heads, adds_in_order, order_in_float32
 from vllm.hf_numerics.single_row_products import RowPlan, layout_of, placed
 
 _KINDS = ("Llama", "Mistral", "Qwen2", "Qwen3")
@@ -162,7 +163,7 @@ class DecoderRows:
         self._layers = [_Layer(layer) for layer in layers]
         self._parameters: list[torch.Tensor | None] = []
         self._made: DecoderWeights | None = None
-        self._counts = counts_without_remainder(layers[0].mlp.down_proj.in_features)
+        self._width: int = layers[0].mlp.down_proj.in_features
 
     def __call__(
         self, input_ids: torch.Tensor | None = None, *args: Any, **kwargs: Any
@@ -172,7 +173,6 @@ class DecoderRows:
         if (
             self._group.has_rows
             and input_ids is not None
-            and len(input_ids) in self._counts
             and isinstance(cache, GroupCache)
             and self._watched.are_unchanged
         ):
@@ -196,6 +196,7 @@ class DecoderRows:
             [places for _, places in found],
             is_neox=True,
             scale=decoder.layers[0].self_attn.scaling,
+            at_once=RowsAtOnce(activated=rows_activated(((True, 0, len(x)),), self._width)),
         )
         return decoder.norm((total + added)[:, None])
 
@@ -254,7 +255,6 @@ def _can_compute(layer: Any) -> bool:
         return False
     attention, mlp = layer.self_attn, layer.mlp
     products = [one for parts in _products(layer) for one in parts]
-    heads = attention.q_proj.out_features // attention.head_dim
     dtype = attention.q_proj.weight.dtype
     return (
         attention.head_dim <= 256  # Transformers repeats larger heads
@@ -262,7 +262,7 @@ def _can_compute(layer: Any) -> bool:
         and dtype in _DTYPES
         and all(one.weight.device.type == "cpu" for one in products)
         and type(mlp.act_fn).__name__ == "SiLUActivation"
-        and adds_in_order(heads, heads // attention.num_key_value_groups, attention.head_dim, dtype)
+        and adds_in_order(_heads_of(attention))
         and all(_order(parts) is not None for parts in _products(layer))
         and all(keep_their_places([one.weight for one in parts]) for parts in _products(layer))
     )
@@ -271,8 +271,13 @@ def _can_compute(layer: Any) -> bool:
 def _attention_order(attention: Any) -> torch.Tensor | None:
     if attention.q_proj.weight.dtype != torch.float32:
         return None
-    heads = attention.q_proj.out_features // attention.head_dim
-    return order_in_float32(heads, heads // attention.num_key_value_groups, attention.head_dim)
+    return order_in_float32(_heads_of(attention))
+
+
+def _heads_of(attention: Any) -> Heads:
+    weight, size = attention.q_proj.weight, attention.head_dim
+    heads = len(weight) // size
+    return Heads.of_size(heads, heads // attention.num_key_value_groups, size, weight.dtype)
 
 
 def _products(layer: Any) -> list[list[Any]]:

@@ -51,6 +51,12 @@ def parts_of_runs(runs: tuple[Run, ...], size: int) -> tuple[tuple[int, int], ..
     return _parts_of(runs, size, torch.get_num_threads())
 
 
+def rows_activated(runs: tuple[Run, ...], size: int) -> list[int]:
+    """Return `parts_of_runs` as `decoder_rows` takes them."""
+    found = parts_of_runs(runs, size)
+    return [row for part in found for row in part] if len(found) > 1 else []
+
+
 @functools.lru_cache(maxsize=64)
 def _parts_of(runs: tuple[Run, ...], size: int, threads: int) -> tuple[tuple[int, int], ...]:
     return tuple(_parts(runs, size, threads))

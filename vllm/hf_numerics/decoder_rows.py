@@ -1,8 +1,9 @@
-"""Models whose decoder layers compute a step of single tokens as one operator, with the same bits.
+"""Models whose decoder layers compute a step as one operator, with the same bits.
 
-What layers call for such a step are a few operators of this project, and in a small model most of
-the time goes into calling them. Any other step goes the model's own way, and so does every step of
-a model whose layers are not exactly what the operator computes: with adapters, with hooks, with
+What layers call for a step are operators of this project and a few of PyTorch's, and in a small
+model most of the time goes into calling them. Steps of more than `MOST_ROWS` single tokens, or with
+prompts that do not fit into a sliding window, go the model's own way, and so does every step of a
+model whose layers are not exactly what the operator computes: with adapters, with hooks, with
 modules that were replaced, on ranks of tensor or pipeline parallelism.
 """
 
@@ -28,31 +29,31 @@ from vllm.fork_ops.decoder_rows import (
     Epsilons,
     LayerWeights,
     RowOrder,
+    RowsAtOnce,
     RowsInPages,
     decoder_rows,
 )
 from vllm.forward_context import get_forward_context, is_forward_context_available
-from vllm.hf_numerics.activations import forward_silu_and_mul
+from vllm.hf_numerics.activations import forward_silu_and_mul, rows_activated
 from vllm.hf_numerics.attention import HFAttentionImpl
 from vllm.hf_numerics.linear import HFLinearMethod, common_order
 from vllm.hf_numerics.norms import Scaling, forward_rms_norm
-from vllm.hf_numerics.paged_attention import adds_in_order
+from vllm.hf_numerics.paged_attention import Heads, adds_in_order
+from vllm.hf_numerics.prompts_together import PromptsTogether
+from vllm.hf_numerics.requests import Run, pieces_of
 from vllm.hf_numerics.rotary import forward_rotary
-from vllm.hf_numerics.row_limits import MOST_ROWS, counts_without_remainder
-from vllm.hf_numerics.single_tokens import single_tokens_of
+from vllm.hf_numerics.rows_in_pages import rows_in_pages
 from vllm.hf_numerics.split_linear import SplitLinearMethod
 from vllm.model_executor.layers.activation import SiluAndMul
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-_PLACES = "_hf_places_of_rows"
-
 _Orders = tuple[RowOrder, RowOrder, RowOrder, RowOrder]
 
 
 def use_decoder_rows(model: nn.Module, vllm_config: VllmConfig) -> None:
-    """Let the decoders of a model, which is not loaded yet, take steps of single tokens.
+    """Let the decoders of a model, which is not loaded yet, compute steps as one operator.
 
     Args:
         model: of vLLM, with Hugging Face's operations.
@@ -77,7 +78,7 @@ class _Plan:
 
     Attributes:
         watched: the modules that are not called.
-        counts: of rows for which they are not.
+        heads: of the attention.
     """
 
     def __init__(self, decoder: Any, orders: list[_Orders]) -> None:
@@ -87,7 +88,33 @@ class _Plan:
         self._sources = [source for layer in layers for source in _parameters_of(layer)]
         self._parameters: list[torch.Tensor | None] = []
         self._weights: DecoderWeights | None = None
-        self.counts = counts_without_remainder(layers[0].mlp.down_proj.weight.shape[1])
+        self.heads = _heads_of(layers[0].self_attn.attn, layers[0].input_layernorm.weight.dtype)
+        self._last: tuple[tuple[Run, ...], RowsAtOnce] | None = None
+
+    def at_once(self, runs: tuple[Run, ...]) -> RowsAtOnce:
+        """Return which rows of a step are computed at once.
+
+        Args:
+            runs: of the step.
+        """
+        if self._last is None or self._last[0] is not runs:
+            self._last = runs, self._found_at_once(runs)
+        return self._last[1]
+
+    def _found_at_once(self, runs: tuple[Run, ...]) -> RowsAtOnce:
+        first, dtype = self._layers[0], self.heads.dtype
+        activated = rows_activated(runs, first.mlp.down_proj.weight.shape[1])
+        if all(is_single for is_single, _, _ in runs):
+            return RowsAtOnce(activated=activated)
+        qkv, output, gate_up, down = (
+            [
+                number
+                for way in _ways_of(one).ways(runs, one.bias is not None, dtype)
+                for number in way
+            ]
+            for one in products_of(first)
+        )
+        return RowsAtOnce((qkv, output, gate_up, down), activated)
 
     @property
     def weights(self) -> DecoderWeights:
@@ -137,21 +164,19 @@ class DecoderRows:
         decoder = self._decoder
         if (
             positions.dim() == 1
-            and len(positions) <= MOST_ROWS
             and intermediate_tensors is None
             and not others
             and not decoder.aux_hidden_state_layers
-            and (places := self._places(len(positions))) is not None
             and (plan := self._current_plan()) is not None
-            and len(positions) in plan.counts
+            and (step := self._step(len(positions), plan)) is not None
         ):
             x = decoder.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
-            return decoder.norm(*self._compute(positions, x, plan, places))[0]
+            return decoder.norm(*self._compute(positions, x, plan, *step))[0]
         return self._forward(input_ids, positions, intermediate_tensors, inputs_embeds, **others)
 
-    def _places(self, num_rows: int) -> list[RowsInPages] | None:
-        """Return where the tokens of this step are in the pages of each layer; None unless each is
-        computed by itself.
+    def _step(self, num_rows: int, plan: _Plan) -> tuple[list[RowsInPages], RowsAtOnce] | None:
+        """Return where the tokens of this step are in the pages of each layer, and which are
+        computed at once; None if the operator does not compute such a step.
         """
         if not is_forward_context_available():
             return None
@@ -159,15 +184,15 @@ class DecoderRows:
         metadata, slots = context.attn_metadata, context.slot_mapping
         if not (isinstance(metadata, dict) and isinstance(slots, dict)):
             return None
-        found = []
+        places = []
         for name, window in zip(self._names, self._windows, strict=True):
             if name not in metadata:
                 return None
-            place = _places_of(metadata[name], slots.get(name), num_rows, window)
+            place = rows_in_pages(metadata[name], slots.get(name), num_rows, window, plan.heads)
             if place is None:
                 return None
-            found.append(place)
-        return found
+            places.append(place)
+        return places, plan.at_once(pieces_of(metadata[self._names[0]]).runs)
 
     def _current_plan(self) -> _Plan | None:
         """Return the plan; None if a layer is not, or not now, what the operator computes."""
@@ -176,7 +201,12 @@ class DecoderRows:
         return self._plan if self._plan is not None and self._plan.watched.are_unchanged else None
 
     def _compute(
-        self, positions: torch.Tensor, x: torch.Tensor, plan: _Plan, places: list[RowsInPages]
+        self,
+        positions: torch.Tensor,
+        x: torch.Tensor,
+        plan: _Plan,
+        places: list[RowsInPages],
+        at_once: RowsAtOnce,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         layers = self._decoder.layers
         rotary, attn = layers[0].self_attn.rotary_emb, layers[0].self_attn.attn
@@ -191,33 +221,8 @@ class DecoderRows:
                 places,
                 is_neox=rotary.is_neox_style,
                 scale=attn.impl.scale,
+                at_once=at_once,
             )
-
-
-def _places_of(
-    metadata: Any, slots: torch.Tensor | None, num_rows: int, window: int
-) -> RowsInPages | None:
-    """Return where rows are, if they are all of a step and each is a token by itself.
-
-    Args:
-        metadata: of attention, which keeps the answer for the step's other layers.
-        slots: int64 [num_rows or more], where keys and values are written.
-        num_rows: of the layer's input.
-        window: how many tokens each sees at most; 0 if it sees all.
-    """
-    kept: dict[int, tuple[Any, RowsInPages | None]] = vars(metadata).setdefault(_PLACES, {})
-    if window not in kept or kept[window][0] is not slots:
-        found = None
-        single = None if slots is None else single_tokens_of(metadata)
-        if slots is not None and single is not None and _are_all_rows(single.rows, num_rows):
-            starts = single.starts(window)
-            found = RowsInPages(slots[:num_rows], single.blocks, starts, single.stops)
-        kept[window] = slots, found
-    return kept[window][1]
-
-
-def _are_all_rows(rows: slice | torch.Tensor, num_rows: int) -> bool:
-    return isinstance(rows, slice) and rows == slice(0, num_rows)
 
 
 def _plan_of(decoder: Any) -> _Plan | None:
@@ -256,7 +261,7 @@ def _shape_of(layer: Any) -> tuple[Any, ...]:
     attention, norms = layer.self_attn, norms_of(layer)
     tensors = (source.get(name) for source, name in _parameters_of(layer))
     return (
-        *(None if one is None else (one.shape, one.dtype) for one in tensors),
+        *(None if one is None else (one.shape, one.stride(), one.dtype) for one in tensors),
         *(norm.variance_epsilon for norm in (norms[0], norms[1])),
         len({norm.variance_epsilon for norm in norms[2:]}) <= 1,
         attention.rotary_emb,
@@ -309,8 +314,13 @@ def _attends_in_order(attention: Any, dtype: torch.dtype) -> bool:
         and impl.takes_single_tokens
         and attention.query_quant is None
         and attention.kv_sharing_target_layer_name is None
-        and adds_in_order(attention.num_heads, attention.num_kv_heads, attention.head_size, dtype)
+        and adds_in_order(_heads_of(attention, dtype))
     )
+
+
+def _heads_of(attention: Any, dtype: torch.dtype) -> Heads:
+    heads, kv_heads = attention.num_heads, attention.num_kv_heads
+    return Heads.of_size(heads, kv_heads, attention.head_size, dtype)
 
 
 def _orders_of(layer: Any) -> _Orders | None:
@@ -319,6 +329,14 @@ def _orders_of(layer: Any) -> _Orders | None:
     if qkv is None or output is None or gate_up is None or down is None:
         return None
     return RowOrder(qkv), RowOrder(output), RowOrder(gate_up), RowOrder(down)
+
+
+def _ways_of(layer: Any) -> PromptsTogether:
+    """Return how a linear layer that has an order multiplies the rows of a step."""
+    method = layer.quant_method
+    found: Any = layer.cpu_linear.ways if type(method) is HFLinearMethod else method.ways_of_prompts
+    assert isinstance(found, PromptsTogether)
+    return found
 
 
 def _order_of(layer: Any) -> int | None:

@@ -52,9 +52,8 @@ class HFLinearMethod(ReadsWeights, UnquantizedLinearMethod):
         elif _keeps_one_product(layer):
             layer.cpu_linear = functional.linear
         else:
-            layer.cpu_linear = partial(
-                linear_by_request, together(rows_apart(layer), functional.linear, [layer.weight])
-            )
+            ways = together(rows_apart(layer), functional.linear, [layer.weight])
+            layer.cpu_linear = LinearByRequest(ways)
 
 
 class HFConv1DMethod(ReadsWeights, UnquantizedLinearMethod):
@@ -71,12 +70,12 @@ class HFConv1DMethod(ReadsWeights, UnquantizedLinearMethod):
         plan = RowPlan.of_weight(stored, has_bias=True, kind=Conv1D)
         by_row = many_rows(RowsApart(plan, conv1d), stored, conv1d, Conv1D)
 
-        ways = together(by_row, conv1d, [stored], Conv1D)
+        multiply = LinearByRequest(together(by_row, conv1d, [stored], Conv1D))
 
         def product(
             x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
         ) -> torch.Tensor:
-            return linear_by_request(ways, x, weight.T, bias)
+            return multiply(x, weight.T, bias)
 
         layer.cpu_linear = product
 
@@ -161,7 +160,7 @@ def common_order(parts: list[Any]) -> int | None:
     return order if isinstance(order, int) and not orders else None
 
 
-def side_by_side(parts: list[Any], sizes: list[int]) -> Product | None:
+def side_by_side(parts: list[Any], sizes: list[int]) -> LinearByRequest | None:
     """Return the product with a fused weight of which each of `parts` has its own in Hugging Face.
 
     Single rows are multiplied with the whole weight at once, if the fork's product has the bits of
@@ -183,9 +182,7 @@ def side_by_side(parts: list[Any], sizes: list[int]) -> Product | None:
         return row_products(x, weight, bias, order)
 
     weights = [part.weight for part in parts]
-    return partial(
-        linear_by_request, together(rows, partial(by_parts, sizes), weights, parts=tuple(sizes))
-    )
+    return LinearByRequest(together(rows, partial(by_parts, sizes), weights, parts=tuple(sizes)))
 
 
 def together(
@@ -221,22 +218,28 @@ def together(
     return PromptsTogether(many, whole, counts, (functional.linear, counts_of_fused))
 
 
-def linear_by_request(
-    ways: PromptsTogether, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
-) -> torch.Tensor:
-    """Multiply the rows of each prompt with the bits that it has alone, and other rows likewise.
+class LinearByRequest:
+    """Multiplies the rows of each prompt with the bits that it has alone, and other rows likewise.
 
     Args:
         ways: to multiply.
-        x: [..., in_features], the tokens of a step, or rows that are no step's.
-        weight: [out_features, in_features].
-        bias: [out_features] or None.
-
-    Returns:
-        [..., out_features].
     """
-    rows = x if x.dim() == 2 else x.flatten(0, -2)
-    # vLLM's parameters have Python called for each operator that they are given to.
-    with torch._C.DisableTorchFunctionSubclass():
-        product = ways(step_runs(rows.shape[0]), rows, weight, bias)
-    return product if x.dim() == 2 else product.view(*x.shape[:-1], -1)
+
+    def __init__(self, ways: PromptsTogether) -> None:
+        self.ways = ways
+
+    def __call__(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the products, [..., out_features].
+
+        Args:
+            x: [..., in_features], the tokens of a step, or rows that are no step's.
+            weight: [out_features, in_features].
+            bias: [out_features] or None.
+        """
+        rows = x if x.dim() == 2 else x.flatten(0, -2)
+        # vLLM's parameters have Python called for each operator that they are given to.
+        with torch._C.DisableTorchFunctionSubclass():
+            product = self.ways(step_runs(rows.shape[0]), rows, weight, bias)
+        return product if x.dim() == 2 else product.view(*x.shape[:-1], -1)

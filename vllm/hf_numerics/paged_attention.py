@@ -44,6 +44,12 @@ class Heads(NamedTuple):
     dtype: torch.dtype
     enable_gqa: bool
 
+    @classmethod
+    def of_size(cls, num_heads: int, num_kv_heads: int, size: int, dtype: torch.dtype) -> Heads:
+        """Return those with values of the size of keys, as a model's layer calls attention."""
+        gqa = num_heads != num_kv_heads
+        return cls(num_heads, num_kv_heads, size, 2 * size, dtype, enable_gqa=gqa)
+
 
 def attend_in_pages(
     query: torch.Tensor,
@@ -88,19 +94,14 @@ def attend_in_pages(
     )
 
 
-def adds_in_order(num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.dtype) -> bool:
-    """Whether the project's kernel attends from single tokens with heads of such shapes."""
-    return _way_of(_like(num_heads, num_kv_heads, head_size, dtype))[0]
+def adds_in_order(heads: Heads) -> bool:
+    """Whether the project's kernel attends from single tokens with such heads."""
+    return _way_of(heads)[0]
 
 
-def order_in_float32(num_heads: int, num_kv_heads: int, head_size: int) -> torch.Tensor | None:
+def order_in_float32(heads: Heads) -> torch.Tensor | None:
     """Return the order in which it does, as `paged_sdpa` takes it; None if it does not."""
-    return _way_of(_like(num_heads, num_kv_heads, head_size, torch.float32))[2]
-
-
-def _like(num_heads: int, num_kv_heads: int, head_size: int, dtype: torch.dtype) -> Heads:
-    gqa = num_heads != num_kv_heads
-    return Heads(num_heads, num_kv_heads, head_size, 2 * head_size, dtype, enable_gqa=gqa)
+    return _way_of(heads)[2]
 
 
 @functools.cache

@@ -48,21 +48,34 @@ def attend_to_prompts(
         enable_gqa: as of ``scaled_dot_product_attention``.
     """
     heads = Heads(query.shape[1], pages.shape[1], key_size, pages.shape[3], query.dtype, enable_gqa)
+    for in_one, chosen in zip((True, False), spans_by_way(heads, spans), strict=True):
+        if len(chosen):
+            prompt_sdpa(
+                query,
+                pages,
+                blocks,
+                chosen,
+                result,
+                key_size=key_size,
+                scale=scale,
+                enable_gqa=enable_gqa,
+                in_one=in_one,
+            )
+
+
+def spans_by_way(heads: Heads, spans: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the spans of texts that the project's kernel attends from, and those of the others.
+
+    Args:
+        heads: of the attention.
+        spans: int64 [num_texts, 4] (`prompt_sdpa`).
+    """
     tried = _fewest(heads)
     in_one = [has_the_order(tried, length) for length in spans[:, _LENGTH].tolist()]
-    for own in {*in_one}:
-        chosen = spans if all(one == own for one in in_one) else spans[torch.tensor(in_one) == own]
-        prompt_sdpa(
-            query,
-            pages,
-            blocks,
-            chosen,
-            result,
-            key_size=key_size,
-            scale=scale,
-            enable_gqa=enable_gqa,
-            in_one=own,
-        )
+    if len({*in_one}) > 1:
+        chosen = torch.tensor(in_one)
+        return spans[chosen], spans[~chosen]
+    return (spans, spans[:0]) if all(in_one) else (spans[:0], spans)
 
 
 def _fewest(heads: Heads) -> Heads:

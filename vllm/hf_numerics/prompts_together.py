@@ -8,6 +8,7 @@ from itertools import groupby
 
 import torch
 
+from vllm.fork_ops.decoder_rows import Way
 from vllm.hf_numerics.requests import Run
 from vllm.hf_numerics.row_counts import BY_ROW, RowCounts, sizes_together
 from vllm.hf_numerics.single_row_products import Product
@@ -64,6 +65,16 @@ class PromptsTogether:
         return torch.cat(
             [multiply(rows[begin:end], weight, bias) for multiply, begin, end in parts]
         )
+
+    def ways(
+        self, runs: tuple[Run, ...], has_bias: bool, dtype: torch.dtype
+    ) -> list[tuple[Way, int, int]]:
+        """Return `parts` as an operator takes them; no other product must stand for `by_row`."""
+        named = {self._by_row: Way.BY_ROW, self._whole: Way.BY_PARTS}
+        return [
+            (named.get(multiply, Way.AT_ONCE), begin, end)
+            for multiply, begin, end in self.parts(runs, has_bias, dtype)
+        ]
 
     def parts(self, runs: tuple[Run, ...], has_bias: bool, dtype: torch.dtype) -> list[Part]:
         """Return what is multiplied at once, in the order of rows.

@@ -18,8 +18,8 @@ from torch import nn
 from vllm import envs
 from vllm.fork.live_weights.packed import PackedParameter, PacksWeights
 from vllm.fork.live_weights.upstream_layers import pack_kernel_again, packing_of
-from vllm.hf_numerics.linear import HFLinearMethod, common_order, side_by_side
-from vllm.hf_numerics.single_row_products import Product
+from vllm.hf_numerics.linear import HFLinearMethod, LinearByRequest, common_order, side_by_side
+from vllm.hf_numerics.prompts_together import PromptsTogether
 from vllm.logger import init_logger
 from vllm.model_executor.determinism.batch_invariant import linear_batch_invariant
 from vllm.model_executor.layers.linear import (
@@ -135,7 +135,7 @@ class SplitLinearMethod(UnquantizedLinearMethod):
         self._loaded: list[ShardId] = []
         self._sizes: list[int] | None = None
         self._packed: list[SimpleNamespace] | None = None
-        self._side_by_side: Product | None = None
+        self._side_by_side: LinearByRequest | None = None
         self._observe_loading(layer.weight)
 
     @property
@@ -154,6 +154,11 @@ class SplitLinearMethod(UnquantizedLinearMethod):
         if self._side_by_side is None or self._packed is None:
             return None
         return common_order(self._packed)
+
+    @property
+    def ways_of_prompts(self) -> PromptsTogether | None:
+        """How the rows of a step are multiplied with all parts at once, if they are."""
+        return None if self._side_by_side is None else self._side_by_side.ways
 
     def _observe_loading(self, weight: Any) -> None:
         load = weight.weight_loader
