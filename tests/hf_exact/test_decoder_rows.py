@@ -22,7 +22,7 @@ def engine_of(shape: str, folder: Path, dtype: str = "bfloat16") -> ExactModel:
     torch.manual_seed(0)
     make_random_model(shape, folder, num_layers=2, narrow=True)
     engine = exact(load(folder, dtype, "sdpa"), len(LENGTHS))
-    assert engine.group_sizes[NO_ADAPTER] == [32, 16, 8, 4, 2, 1]
+    assert engine.group_sizes[NO_ADAPTER] == [64, 32, 16, 8, 4, 2, 1]
     return engine
 
 

@@ -1,4 +1,4 @@
-"""Decoders of Transformers' models that compute a group's single tokens as one operator.
+"""Decoders of Transformers' models that compute a group as one operator: tokens, or prompts.
 
 It is the operator of `vllm.hf_numerics.decoder_rows`, with the bits that the layers' own modules
 give each request alone; whether it has them is tried with the whole model when the engine starts
@@ -27,10 +27,12 @@ from vllm.fork_ops.decoder_rows import (
 )
 from vllm.fork_ops.ordered_products import SumOrder
 from vllm.hf_exact.group import Group
-from vllm.hf_exact.grouped_decode import GroupCache
+from vllm.hf_exact.grouped_decode import PagedCache
+from vllm.hf_exact.own_code import own_code
 from vllm.hf_numerics.activations import rows_activated
-from vllm.hf_numerics.linear import common_order
+from vllm.hf_numerics.linear import common_order, side_by_side
 from vllm.hf_numerics.paged_attention import Heads, adds_in_order, order_in_float32
+from vllm.hf_numerics.prompts_together import PromptsTogether
 from vllm.hf_numerics.single_row_products import RowPlan, layout_of, placed
 
 _KINDS = ("Llama", "Mistral", "Qwen2", "Qwen3")
@@ -163,42 +165,65 @@ class DecoderRows:
         self._layers = [_Layer(layer) for layer in layers]
         self._parameters: list[torch.Tensor | None] = []
         self._made: DecoderWeights | None = None
+        self._heads = _heads_of(layers[0].self_attn)
         self._width: int = layers[0].mlp.down_proj.in_features
+        self._ways = _ways_of(layers[0])
+
+    @property
+    def takes_prompts(self) -> bool:
+        """Whether it computes prompts now: in 16 bits, unless modules were replaced or hooked."""
+        return bool(self._ways) and self._watched.are_unchanged
 
     def __call__(
         self, input_ids: torch.Tensor | None = None, *args: Any, **kwargs: Any
     ) -> BaseModelOutputWithPast:
-        """As ``LlamaModel.forward``; of a group, input_ids: int64 [num_requests, 1]."""
+        """As ``LlamaModel.forward``; input_ids: int64 [num_requests, 1] of tokens, or
+        [1, num_tokens] of prompts.
+        """
         cache = kwargs.get("past_key_values")
-        if (
-            self._group.has_rows
-            and input_ids is not None
-            and isinstance(cache, GroupCache)
-            and self._watched.are_unchanged
-        ):
+        if input_ids is not None and isinstance(cache, PagedCache) and self._takes_group:
             rows = self._compute(input_ids, kwargs["position_ids"], cache)
             return BaseModelOutputWithPast(last_hidden_state=rows, past_key_values=cache)
         output: BaseModelOutputWithPast = self._forward(input_ids, *args, **kwargs)
         return output
 
+    @property
+    def _takes_group(self) -> bool:
+        return self.takes_prompts if self._group.prompts else self._watched.are_unchanged
+
     def _compute(
-        self, input_ids: torch.Tensor, position_ids: torch.Tensor, cache: GroupCache
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, cache: PagedCache
     ) -> torch.Tensor:
         decoder = self._decoder
         x = decoder.embed_tokens(input_ids)
         angles = decoder.rotary_emb(x, position_ids=position_ids)
-        found = [cache.rows_of(layer.self_attn.layer_idx) for layer in decoder.layers]
-        added, total = decoder_rows(
-            x[:, 0],
-            self._weights,
-            *cache.angles_of(angles),
-            [pages.kv_cache for pages, _ in found],
-            [places for _, places in found],
-            is_neox=True,
-            scale=decoder.layers[0].self_attn.scaling,
-            at_once=RowsAtOnce(activated=rows_activated(((True, 0, len(x)),), self._width)),
+        places = [cache.rows_of(one.self_attn.layer_idx, self._heads) for one in decoder.layers]
+        # `rotate_rounded` takes a table, of which each row is meant.
+        table = torch.cat([one.flatten(0, 1)[:, : one.shape[-1] // 2] for one in angles], dim=-1)
+        with own_code():
+            added, total = decoder_rows(
+                x.flatten(0, 1),
+                self._weights,
+                torch.arange(len(table)),
+                table,
+                [pages.kv_cache for pages, _ in places],
+                [own for _, own in places],
+                is_neox=True,
+                scale=decoder.layers[0].self_attn.scaling,
+                at_once=self._at_once(len(table)),
+            )
+        return decoder.norm((total + added).view(x.shape))
+
+    def _at_once(self, num_rows: int) -> RowsAtOnce:
+        """Return which rows of the group are computed at once."""
+        runs = self._group.prompts
+        if not runs:
+            return RowsAtOnce(activated=rows_activated(((True, 0, num_rows),), self._width))
+        qkv, output, gate_up, down = (
+            [n for way in ways.ways(runs, has_bias, self._heads.dtype) for n in way]
+            for ways, has_bias in self._ways
         )
-        return decoder.norm((total + added)[:, None])
+        return RowsAtOnce((qkv, output, gate_up, down), rows_activated(runs, self._width))
 
     @property
     def _weights(self) -> DecoderWeights:
@@ -221,6 +246,17 @@ class DecoderRows:
         )
 
 
+def _ways_of(layer: Any) -> list[tuple[PromptsTogether, bool]]:
+    """Return how each of a layer's products multiplies prompts, and whether it has a bias; nothing
+    in float32.
+    """
+    products = [
+        (side_by_side(parts, [one.out_features for one in parts]), parts[0].bias is not None)
+        for parts in _products(layer)
+    ]
+    return [(product.ways, has_bias) for product, has_bias in products if product is not None]
+
+
 def _head_norms(attention: Any) -> list[Any]:
     """Return the norms of queries and keys, if there are any."""
     return [attention.q_norm, attention.k_norm] if hasattr(attention, "q_norm") else []
@@ -235,7 +271,18 @@ def can_compute(decoder: Any, attention_name: str) -> bool:
     """
     if not _is_kind(decoder, "Model") or attention_name != "sdpa" or not len(decoder.layers):
         return False
-    return all(map(_can_compute, decoder.layers)) and len({*map(_shape_of, decoder.layers)}) == 1
+    return (
+        all(map(_computes_as_its_class, decoder.modules()))
+        and all(map(_can_compute, decoder.layers))
+        and len({*map(_shape_of, decoder.layers)}) == 1
+    )
+
+
+def _computes_as_its_class(module: nn.Module) -> bool:
+    """Whether a module's ``forward`` is what its class was written with: others may patch it."""
+    forward = type(module).forward
+    written = {(one.__module__, f"{one.__qualname__}.forward") for one in type(module).__mro__}
+    return (forward.__module__, forward.__qualname__) in written
 
 
 def _shape_of(layer: Any) -> tuple[Any, ...]:

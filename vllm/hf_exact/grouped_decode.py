@@ -28,7 +28,7 @@ from vllm.hf_exact.alone import sliding_windows
 from vllm.hf_exact.attention_name import AttentionName
 from vllm.hf_exact.group import Group
 from vllm.hf_exact.kv_pages import LayerPages
-from vllm.hf_numerics.paged_attention import attend_in_pages
+from vllm.hf_numerics.paged_attention import Heads, attend_in_pages
 
 _ROPES = {"default", "linear", "llama3", "yarn"}  # others look at how long a sequence is
 
@@ -71,8 +71,21 @@ class GroupPages(NoTensor):
         return key.contiguous(), value.contiguous()
 
 
-class GroupCache(DynamicCache):
-    """HF's cache as a model's layers call it, for one new token of several requests.
+class PagedCache(DynamicCache):
+    """HF's cache as a model's layers call it, whose keys and values are in pages."""
+
+    def rows_of(self, layer_idx: int, heads: Heads) -> tuple[LayerPages, RowsInPages]:
+        """Return the pages of a layer, and where the tokens of the step are in them.
+
+        Args:
+            layer_idx: of the layer.
+            heads: of its attention.
+        """
+        raise NotImplementedError
+
+
+class GroupCache(PagedCache):
+    """For one new token of several requests.
 
     Args:
         layers: the pages of each layer.
@@ -92,8 +105,8 @@ class GroupCache(DynamicCache):
         self._pages, self._windows = layers, windows
         self._blocks, self._positions = blocks, positions
         self._places = torch.tensor(positions, device=blocks.device)
-        self._rows = torch.arange(len(positions), device=blocks.device)
-        self._slots = layers[0].slots_of(blocks, self._rows, self._places)
+        rows = torch.arange(len(positions), device=blocks.device)
+        self._slots = layers[0].slots_of(blocks, rows, self._places)
         self._stops = self._places + 1
         self._starts = {
             window: torch.zeros_like(self._places)
@@ -121,21 +134,9 @@ class GroupCache(DynamicCache):
         found = GroupPages(pages, self._blocks, starts, self._stops)
         return found, found
 
-    def rows_of(self, layer_idx: int) -> tuple[LayerPages, RowsInPages]:
-        """Return the pages of a layer, and where each request's tokens are in them."""
+    def rows_of(self, layer_idx: int, heads: Heads) -> tuple[LayerPages, RowsInPages]:
+        """As in `PagedCache`."""
         return self._pages[layer_idx], self._rows_in_pages[self._windows[layer_idx]]
-
-    def angles_of(
-        self, embeddings: tuple[torch.Tensor, torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what `rotate_rounded` takes of a step's rotary embeddings: the rows of a table
-        that are meant, int64 [num_requests], and the table.
-
-        Args:
-            embeddings: cosines and sines, [num_requests, 1, rotary_dim] each.
-        """
-        halves = [one[:, 0, : one.shape[-1] // 2] for one in embeddings]
-        return self._rows, torch.cat(halves, dim=-1)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the length of the longest sequence; masks and positions do not follow from it."""

@@ -15,22 +15,26 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from vllm.fork_ops.decoder_rows import Prompts, RowsInPages
 from vllm.hf_exact.alone import keeps_last, sliding_windows
 from vllm.hf_exact.attention_name import AttentionName
+from vllm.hf_exact.decoder_rows import DecoderRows
 from vllm.hf_exact.group import Group
 from vllm.hf_exact.grouped_decode import (
     NoTensor,
+    PagedCache,
     PagesAreReadError,
     calls_only_sdpa,
     can_group,
 )
 from vllm.hf_exact.kv_pages import LayerPages
-from vllm.hf_exact.operations import own_code
-from vllm.hf_numerics.prompt_attention import attend_to_prompts
+from vllm.hf_exact.own_code import own_code
+from vllm.hf_numerics.paged_attention import Heads
+from vllm.hf_numerics.prompt_attention import attend_to_prompts, spans_by_way
 from vllm.hf_numerics.prompts_together import LONGEST
 from vllm.hf_numerics.row_counts import MOST_AT_ONCE
 
@@ -52,7 +56,7 @@ class PromptPages(NoTensor):
     spans: torch.Tensor
 
 
-class PromptsCache(DynamicCache):
+class PromptsCache(PagedCache):
     """HF's cache as a model's layers call it, for several prompts.
 
     Args:
@@ -72,6 +76,7 @@ class PromptsCache(DynamicCache):
         super().__init__()
         self._pages = layers
         self._blocks, self._spans, self._slots = blocks, spans, slots
+        self._rows: RowsInPages | None = None
 
     def update(
         self,
@@ -87,6 +92,14 @@ class PromptsCache(DynamicCache):
             pages.write(self._slots, key_states[0].transpose(0, 1), value_states[0].transpose(0, 1))
         found = PromptPages(pages, self._blocks, self._spans)
         return found, found
+
+    def rows_of(self, layer_idx: int, heads: Heads) -> tuple[LayerPages, RowsInPages]:
+        """As in `PagedCache`; no window is shorter than a prompt."""
+        if self._rows is None:
+            none = self._slots[:0]
+            prompts = Prompts(self._blocks, *spans_by_way(heads, self._spans))
+            self._rows = RowsInPages(self._slots, self._blocks[:0], none, none, prompts=prompts)
+        return self._pages[layer_idx], self._rows
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return that nothing is cached before."""
@@ -104,6 +117,9 @@ class GroupedPrompts:
         model: for which `can_group_prompts` holds.
         layers: the pages of each layer.
         group: of the layers that stand in for the model's (`stand_in`).
+
+    Attributes:
+        takes_one: whether a prompt by itself has its bits where `is_one_operator`.
     """
 
     def __init__(self, model: PreTrainedModel, layers: Sequence[LayerPages], group: Group) -> None:
@@ -111,12 +127,19 @@ class GroupedPrompts:
         self._layers = layers
         self._attention = AttentionName(model, _ATTENTION)
         self._group = group
+        self.takes_one = False
         # What does not outgrow a window needs no mask.
         windows = [one for one in sliding_windows(model, len(layers)) if one is not None]
         self._longest = min([LONGEST, *(window - 1 for window in windows)])
 
+    @property
+    def is_one_operator(self) -> bool:
+        """Whether the layers are computed as one operator now, which saves time for one, too."""
+        forward = getattr(self._model.get_decoder(), "forward", None)
+        return isinstance(forward, DecoderRows) and forward.takes_prompts
+
     def split(self, lengths: dict[int, int]) -> list[list[int]]:
-        """Return which prompts are computed together; others are none of them.
+        """Return which prompts are computed together; others are in none of these.
 
         Args:
             lengths: of each prompt.
@@ -131,7 +154,8 @@ class GroupedPrompts:
                 num_tokens = 0
             groups[-1].append(i)
             num_tokens += length
-        return [group for group in groups if len(group) > 1]
+        takes_one = self.takes_one and self.is_one_operator
+        return [group for group in groups if len(group) > 1 or takes_one]
 
     def __call__(self, prompts: Sequence[torch.Tensor], blocks: torch.Tensor) -> torch.Tensor:
         """Return the last logits of each prompt, [num_prompts, vocab_size].

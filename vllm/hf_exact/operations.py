@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
 
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from vllm.hf_exact.own_code import is_own_code
 from vllm.hf_exact.stand_ins import standing_in
 
 _NOTHING_IS_COMPUTED = """
@@ -45,19 +43,6 @@ def keeps_to_rows(name: str, args: tuple[Any, ...]) -> bool:
     if name in _SUMS_OF_DIMENSIONS:
         return args[1:2] in (([-1],), ([args[0].dim() - 1],))
     return name in KEEP_TO_ROWS or (name == "pow" and args[1:] == (2,))
-
-
-_own_code: ContextVar[bool] = ContextVar("own_code", default=False)
-
-
-@contextmanager
-def own_code() -> Iterator[None]:
-    """Do what is this project's, and known to keep requests apart."""
-    token = _own_code.set(True)
-    try:
-        yield
-    finally:
-        _own_code.reset(token)
 
 
 class Operations(TorchDispatchMode):
@@ -113,6 +98,6 @@ class Operations(TorchDispatchMode):
     ) -> Any:
         """Note an operation, and do it."""
         name = func.overloadpacket.__name__
-        if not (self._depth or _own_code.get()) and not keeps_to_rows(name, args):
+        if not (self._depth or is_own_code()) and not keeps_to_rows(name, args):
             self.others.add(name)
         return func(*args, **(kwargs or {}))
