@@ -192,6 +192,13 @@ def globally_hooked(_: Any) -> Any:
     return nn.modules.module.register_module_forward_pre_hook(lambda *_: None)
 
 
+def with_own_forward(model: Any) -> Any:
+    mlp = model.layers[0].mlp
+    forward = mlp.forward
+    mlp.forward = lambda x: forward(x) * 0.5
+    return SimpleNamespace(remove=lambda: delattr(mlp, "forward"))
+
+
 def replaced_activation(model: Any) -> Any:
     mlp = model.layers[1].mlp
 
@@ -222,6 +229,7 @@ def with_hidden_states(model: Any) -> Any:
     [
         (hooked, False),
         (globally_hooked, False),
+        (with_own_forward, True),
         (replaced_activation, True),
         (replaced_layer, True),
         (with_hidden_states, False),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from tests.hf_exact.test_models import blocks_of, exact, load
 from tools.make_random_model import make_random_model
@@ -83,7 +84,9 @@ def test_bits(shape: str, dtype: str, tmp_path: Path, calls: list[int]) -> None:
 
 
 @torch.inference_mode()
-def test_layers_that_are_watched_or_changed(tmp_path: Path, calls: list[int]) -> None:
+def test_layers_that_are_watched_or_changed(
+    tmp_path: Path, calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = engine_of("tinyllama-1.1b", tmp_path)
     if not takes_operator(engine):
         pytest.skip("the kernels that it calls have not the bits of this CPU's libraries")
@@ -95,6 +98,11 @@ def test_layers_that_are_watched_or_changed(tmp_path: Path, calls: list[int]) ->
     assert all(map(same_bits, step(engine), expected))
     hook.remove()
     assert (calls, seen) == ([], [1])
+    with monkeypatch.context() as patch:
+        forward = type(first.mlp).forward
+        patch.setattr(type(first.mlp), "forward", lambda self, x: forward(self, x) * 0.5)
+        assert not same_bits(step(engine)[0], expected[0])
+    assert calls == []
     first.mlp.act_fn, stock = nn.Tanh(), first.mlp.act_fn
     assert not same_bits(step(engine)[0], expected[0])
     first.mlp.act_fn = stock
@@ -131,6 +139,13 @@ def test_other_weights_count(tmp_path: Path) -> None:
 
 def name_of(engine: ExactModel, parameter: nn.Parameter) -> str:
     return next(name for name, one in engine.model.named_parameters() if one is parameter)
+
+
+def test_a_class_that_was_patched_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its forward is called, and requests are computed together all the same."""
+    forward = LlamaMLP.forward
+    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: forward(self, x) * 0.5)
+    assert not takes_operator(engine_of("tinyllama-1.1b", tmp_path))
 
 
 def test_layers_that_it_does_not_compute(tmp_path: Path) -> None:

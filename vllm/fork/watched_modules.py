@@ -14,6 +14,9 @@ from torch.utils.hooks import RemovableHandle
 class WatchedModules:
     """The modules that some modules call, as they are now.
 
+    What an instance says of how it computes is looked at when it is first asked about, since an
+    engine that is being made may still give its modules a ``forward``.
+
     Args:
         parents: the modules that call them, and are called by others of these.
     """
@@ -28,6 +31,11 @@ class WatchedModules:
         for module in self._children:
             self._hooks += module._forward_hooks, module._forward_pre_hooks
         self._last_hook: int | None = None  # when there was none on these modules
+        self._classes: list[Any] = [*{type(module) for module in self._children}]
+        self._class_forwards = self._current_class_forwards()
+        self._norms = [one for one in self._children if hasattr(one, "variance_epsilon")]
+        self._epsilons = self._current_epsilons()
+        self._forwards: list[Any] | None = None
 
     @classmethod
     def of_decoder(cls, decoder: Any) -> WatchedModules:
@@ -39,8 +47,16 @@ class WatchedModules:
 
     @property
     def are_unchanged(self) -> bool:
-        """Whether no module was replaced, and no hook is called between them."""
-        return self._have_no_hooks() and self._current_children() == self._children
+        """Whether no module was replaced or computes otherwise, and no hook is called between."""
+        if self._forwards is None:
+            self._forwards = self._current_forwards()
+        return (
+            self._have_no_hooks()
+            and self._current_children() == self._children
+            and self._current_forwards() == self._forwards
+            and self._current_class_forwards() == self._class_forwards
+            and self._current_epsilons() == self._epsilons
+        )
 
     @property
     def have_own_forward(self) -> bool:
@@ -55,6 +71,15 @@ class WatchedModules:
                 return False
             self._last_hook = last_hook
         return True
+
+    def _current_forwards(self) -> list[Any]:
+        return [module.__dict__.get("forward") for module in self._children]
+
+    def _current_class_forwards(self) -> list[Any]:
+        return [kind.forward for kind in self._classes]
+
+    def _current_epsilons(self) -> list[float]:
+        return [norm.variance_epsilon for norm in self._norms]
 
     def _current_children(self) -> list[Any]:
         children = chain.from_iterable(part.values() for part in self._parts)

@@ -281,6 +281,8 @@ def can_compute(decoder: Any, attention_name: str) -> bool:
 def _computes_as_its_class(module: nn.Module) -> bool:
     """Whether a module's ``forward`` is what its class was written with: others may patch it."""
     forward = type(module).forward
+    if forward is nn.Module.forward:  # it is not called
+        return True
     written = {(one.__module__, f"{one.__qualname__}.forward") for one in type(module).__mro__}
     return (forward.__module__, forward.__qualname__) in written
 
