@@ -117,7 +117,7 @@ class HFAttentionImpl(CPUAttentionBackendImpl):
             )
             return output
         for piece, begin, end in pieces.several if self._has_operator else pieces.spans:
-            length, request = int(pieces.seq_lens[piece]), int(pieces.requests[piece])
+            length, request = pieces.seq_lens[piece], pieces.requests[piece]
             blocks = attn_metadata.block_table[request, : -(-length // kv_cache.size(2))]
             keys_values = kv_cache[blocks].transpose(0, 1).flatten(1, 2)[:, :length]
             output[begin:end] = self._attend(query[begin:end], keys_values, scale)
@@ -126,7 +126,7 @@ class HFAttentionImpl(CPUAttentionBackendImpl):
     def _needs_no_mask(self, pieces: Pieces) -> bool:
         """Whether all prompts of a step fit into the window: see `_mask`."""
         return self.sliding_window <= 0 or all(
-            int(pieces.seq_lens[piece]) < self.sliding_window for piece, _, _ in pieces.several
+            pieces.seq_lens[piece] < self.sliding_window for piece, _, _ in pieces.several
         )
 
     def _attend_single(

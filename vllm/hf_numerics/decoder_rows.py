@@ -184,11 +184,12 @@ class DecoderRows:
         metadata, slots = context.attn_metadata, context.slot_mapping
         if not (isinstance(metadata, dict) and isinstance(slots, dict)):
             return None
-        places = []
+        places: list[RowsInPages] = []
+        place, last = None, (None, None, 0)
         for name, window in zip(self._names, self._windows, strict=True):
-            if name not in metadata:
-                return None
-            place = rows_in_pages(metadata[name], slots.get(name), num_rows, window, plan.heads)
+            own = metadata.get(name), slots.get(name), window
+            if any(map(operator.is_not, own, last)):  # most layers have the same
+                place, last = rows_in_pages(*own, num_rows, plan.heads), own
             if place is None:
                 return None
             places.append(place)

@@ -10,7 +10,7 @@ import torch
 
 from vllm.fork_ops.decoder_rows import Way
 from vllm.hf_numerics.requests import Run
-from vllm.hf_numerics.row_counts import BY_ROW, RowCounts, sizes_together
+from vllm.hf_numerics.row_counts import BY_ROW, FEW, RowCounts, sizes_together
 from vllm.hf_numerics.single_row_products import Product
 
 LONGEST = 512
@@ -90,8 +90,10 @@ class PromptsTogether:
         for is_short, group in groupby(runs, lambda run: not run[0] and run[2] - run[1] <= LONGEST):
             members = list(group)
             may_be_joined = is_short and (len(members) > 1 or self._fused is not None)
-            if all(run[0] or self._is_by_row(run, has_bias, dtype) for run in members):
-                parts.append((self._by_row, members[0][1], members[-1][2]))
+            first, end = members[0][1], members[-1][2]
+            are_few = dtype == BY_ROW or end - first <= FEW
+            if all(run[0] or (are_few and self._is_by_row(run, has_bias)) for run in members):
+                parts.append((self._by_row, first, end))
                 continue
             joined = self._joined(members, has_bias) if may_be_joined else None
             parts.extend(joined or (self._alone(run, has_bias, dtype) for run in members))
@@ -100,15 +102,14 @@ class PromptsTogether:
 
     def _alone(self, run: Run, has_bias: bool, dtype: torch.dtype) -> Part:
         is_single, begin, end = run
-        is_by_row = is_single or self._is_by_row(run, has_bias, dtype)
+        are_few = dtype == BY_ROW or end - begin <= FEW
+        is_by_row = is_single or (are_few and self._is_by_row(run, has_bias))
         return self._by_row if is_by_row else self._whole, begin, end
 
-    def _is_by_row(self, prompt: Run, has_bias: bool, dtype: torch.dtype) -> bool:
-        """Whether rows of a prompt are best multiplied as if each were a request's only one."""
+    def _is_by_row(self, prompt: Run, has_bias: bool) -> bool:
+        """Whether rows of a prompt have the bits that each would have as a request's only one."""
         _, begin, end = prompt
-        return dtype == BY_ROW and all(
-            counts.has_single_rows(end - begin) for counts in self._counts(has_bias)
-        )
+        return all(counts.has_single_rows(end - begin) for counts in self._counts(has_bias))
 
     def _joined(self, prompts: list[Run], has_bias: bool) -> list[Part] | None:
         """Return how prompts that follow each other are multiplied at once; None if they cannot."""

@@ -27,28 +27,29 @@ Run = tuple[bool, int, int]
 
 @dataclass(frozen=True)
 class Pieces:
-    """What is computed in the shapes that it has alone.
+    """What is computed in the shapes that it has alone; numbers, since tensors of a few are slow.
 
     Attributes:
-        starts: int32 [pieces + 1] on the CPU, the first row of each, and the number of rows.
-        requests: int64 [pieces], which request of the batch each is of.
-        seq_lens: int32 [pieces], how many tokens its last row sees.
+        first_rows: of each, and the number of rows.
+        requests: which request of the batch each is of.
+        seq_lens: how many tokens the last row of each sees.
     """
 
-    starts: torch.Tensor
-    requests: torch.Tensor
-    seq_lens: torch.Tensor
-
-    @functools.cached_property
-    def first_rows(self) -> list[int]:
-        """`starts` as a list."""
-        return self.starts.tolist()
+    first_rows: list[int]
+    requests: list[int]
+    seq_lens: list[int]
 
     @functools.cached_property
     def spans(self) -> list[tuple[int, int, int]]:
         """Index, first row and end of each piece that has rows."""
         rows = enumerate(pairwise(self.first_rows))
         return [(piece, begin, end) for piece, (begin, end) in rows if begin < end]
+
+    @functools.cached_property
+    def single(self) -> list[int]:
+        """Which pieces have one row."""
+        rows = enumerate(pairwise(self.first_rows))
+        return [piece for piece, (begin, end) in rows if end - begin == 1]
 
     @functools.cached_property
     def several(self) -> list[tuple[int, int, int]]:
@@ -59,7 +60,7 @@ class Pieces:
     def spans_of_several(self) -> torch.Tensor:
         """`several` as int64 [n, 4]: first row and end, request, tokens that the last row sees."""
         found = [
-            (begin, end, int(self.requests[piece]), int(self.seq_lens[piece]))
+            (begin, end, self.requests[piece], self.seq_lens[piece])
             for piece, begin, end in self.several
         ]
         return torch.tensor(found, dtype=torch.int64).view(-1, 4)
@@ -83,28 +84,26 @@ def pieces_of(metadata: Any) -> Pieces:
 
 
 def _pieces(query_start_loc: torch.Tensor, seq_lens: torch.Tensor) -> Pieces:
-    starts = query_start_loc[: len(seq_lens) + 1]
-    counts = starts.diff()
-    whole = Pieces(starts, torch.arange(len(seq_lens)), seq_lens)
-    several = (counts > 1).nonzero()[:, 0].tolist()
-    lengths = None
+    lengths: list[int] = seq_lens.tolist()
+    starts: list[int] = query_start_loc[: len(lengths) + 1].tolist()
+    whole = Pieces(starts, [*range(len(lengths))], lengths)
+    several = [request for request, _, _ in whole.several]
+    of_prompts = None
     if several and is_forward_context_available():
-        lengths = prompt_lengths(get_forward_context().no_compile_layers, several)
-    if lengths is None:
+        of_prompts = prompt_lengths(get_forward_context().no_compile_layers, several)
+    if of_prompts is None:
         return whole
-    num_single = torch.zeros(len(seq_lens), dtype=torch.int64)
-    for row, length in zip(several, lengths, strict=True):
-        num_single[row] = min(max(int(seq_lens[row]) - length, 0), int(counts[row]))
-    if not num_single.any():
-        return whole
-    return _split(starts, seq_lens, num_single)
+    num_single = [0] * len(lengths)
+    for row, length in zip(several, of_prompts, strict=True):
+        num_single[row] = min(max(lengths[row] - length, 0), starts[row + 1] - starts[row])
+    return _split(whole, num_single) if any(num_single) else whole
 
 
-def _split(starts: torch.Tensor, seq_lens: torch.Tensor, num_single: torch.Tensor) -> Pieces:
-    """Cut the last `num_single` rows, int64 [requests], of each request off, one by one."""
+def _split(whole: Pieces, num_single: list[int]) -> Pieces:
+    """Cut the last `num_single` rows of each request off, one by one."""
     firsts, requests, seen = [], [], []
-    for row, single in enumerate(num_single.tolist()):
-        begin, end, length = int(starts[row]), int(starts[row + 1]), int(seq_lens[row])
+    for row, (begin, end) in enumerate(pairwise(whole.first_rows)):
+        single, length = num_single[row], whole.seq_lens[row]
         if end - begin > single or begin == end:
             firsts.append(begin)
             requests.append(row)
@@ -113,11 +112,7 @@ def _split(starts: torch.Tensor, seq_lens: torch.Tensor, num_single: torch.Tenso
             firsts.append(end - left)
             requests.append(row)
             seen.append(length - left + 1)
-    return Pieces(
-        torch.tensor([*firsts, int(starts[-1])], dtype=starts.dtype),
-        torch.tensor(requests),
-        torch.tensor(seen, dtype=seq_lens.dtype),
-    )
+    return Pieces([*firsts, whole.first_rows[-1]], requests, seen)
 
 
 def query_starts(num_rows: int) -> list[int]:

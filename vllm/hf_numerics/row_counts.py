@@ -32,7 +32,7 @@ MOST_AT_ONCE = 2048
 _MOST_BYTES = 1 << 27
 """Of a weight that is tried, which stays in memory."""
 
-_FEW = 32
+FEW = 32
 """Single rows up to which the project's own product of them is about as fast."""
 
 BY_ROW = torch.float16
@@ -134,7 +134,7 @@ class ManyRows:
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """Return the products of x [n, in_features], [n, out_features]."""
-        if len(x) <= _FEW or x.dtype == BY_ROW:
+        if len(x) <= FEW or x.dtype == BY_ROW:
             return self._by_row(x, weight, bias)
         sizes = sizes_together(len(x))
         if not all(map(self._counts(bias is not None).has_single_rows, sizes)):

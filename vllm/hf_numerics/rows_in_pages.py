@@ -21,26 +21,27 @@ _PLACES = "_hf_places_of_rows"
 
 
 def rows_in_pages(
-    metadata: Any, slots: torch.Tensor | None, num_rows: int, window: int, heads: Heads
+    metadata: Any, slots: torch.Tensor | None, window: int, num_rows: int, heads: Heads
 ) -> RowsInPages | None:
     """Return where rows are, if they are all of a step that the operator computes.
 
     Args:
-        metadata: of attention, which keeps the answer for the step's other layers.
-        slots: int64 [num_rows or more], where keys and values are written.
-        num_rows: of the layer's input.
+        metadata: of attention, which keeps the answer for the step's other layers; or None.
+        slots: int64 [num_rows or more], where keys and values are written; or None.
         window: how many tokens each sees at most; 0 if it sees all.
+        num_rows: of the layer's input.
         heads: of the attention.
     """
+    if metadata is None or slots is None:
+        return None
     kept: dict[int, tuple[Any, RowsInPages | None]] = vars(metadata).setdefault(_PLACES, {})
     if window not in kept or kept[window][0] is not slots:
-        found = None if slots is None else _found(metadata, slots, num_rows, window, heads)
-        kept[window] = slots, found
+        kept[window] = slots, _found(metadata, slots, window, num_rows, heads)
     return kept[window][1]
 
 
 def _found(
-    metadata: Any, slots: torch.Tensor, num_rows: int, window: int, heads: Heads
+    metadata: Any, slots: torch.Tensor, window: int, num_rows: int, heads: Heads
 ) -> RowsInPages | None:
     pieces = pieces_of(metadata)
     if pieces.first_rows[-1] != num_rows:
@@ -65,4 +66,4 @@ def _found(
 
 def _longest(pieces: Pieces) -> int:
     """Return how many tokens a prompt of a step has at most."""
-    return max(int(pieces.seq_lens[piece]) for piece, _, _ in pieces.several)
+    return max(pieces.seq_lens[piece] for piece, _, _ in pieces.several)

@@ -53,13 +53,15 @@ def single_tokens_of(metadata: Any) -> SingleTokens | None:
 
 
 def _single_tokens(pieces: Pieces, block_table: torch.Tensor) -> SingleTokens | None:
-    single = (pieces.starts.diff() == 1).nonzero()[:, 0]
-    if not len(single):
+    single = pieces.single
+    if not single:
         return None
-    indices = pieces.starts[single].long()
-    first, end = int(indices[0]), int(indices[-1]) + 1
+    places = [pieces.first_rows[piece] for piece in single]
+    first, end = places[0], places[-1] + 1
     # A slice is a view, where indices would copy.
-    rows = slice(first, end) if end - first == len(single) else indices
-    return SingleTokens(
-        rows, block_table[pieces.requests[single]].int(), pieces.seq_lens[single].long()
-    )
+    rows = slice(first, end) if end - first == len(single) else torch.tensor(places)
+    requests: Any = [pieces.requests[piece] for piece in single]
+    if requests == [*range(len(requests))]:
+        requests = slice(len(requests))
+    stops = torch.tensor([pieces.seq_lens[piece] for piece in single])
+    return SingleTokens(rows, block_table[requests].int(), stops)
