@@ -52,6 +52,18 @@ def quantised(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
+def hooked(name: str, model: PreTrainedModel) -> PreTrainedModel:
+    model.get_submodule(name).register_forward_pre_hook(lambda module, args: args)
+    return model
+
+
+def with_own_forward(name: str, model: PreTrainedModel) -> PreTrainedModel:
+    module: Any = model.get_submodule(name)
+    forward = module.forward
+    module.forward = lambda x: forward(x) * 0.5
+    return model
+
+
 class _Scaled(nn.Module):
     """Something with a parameter that nobody knows."""
 
@@ -87,6 +99,14 @@ def with_dropout_as(module: nn.Module) -> PreTrainedModel:
             r"block_sparse_moe[\w.]* \(GraniteMoe\w+\): it is not specified",
         ),
         (lambda: random_model("deepseek-v2", n_routed_experts=1), "latent attention"),
+        (
+            lambda: hooked("model.layers.1.mlp.down_proj", random_model("llama")),
+            r"take model\.layers\.1\.mlp\.down_proj: it has a hook or a forward of its own",
+        ),
+        (
+            lambda: with_own_forward("model.layers.0.mlp.up_proj", random_model("llama")),
+            r"take model\.layers\.0\.mlp\.up_proj: it has a hook or a forward of its own",
+        ),
         (lambda: with_dropout_as(_Scaled()), r"transformer\.drop \(_Scaled\): it is not specified"),
         (
             lambda: random_weights(CohereConfig(**SMALL, bos_token_id=1, eos_token_id=2)),
@@ -117,6 +137,16 @@ def test_models_are_refused(make: Any, reason: str) -> None:
 def test_operations_between_modules_are_found(make: Any, reason: str) -> None:
     with pytest.raises(InexactOperationError, match=reason):
         attach(make())
+
+
+def test_hooks_of_modules_that_stay_are_called() -> None:
+    seen = []
+    model = random_model("llama")
+    model.get_submodule("model.layers.0").register_forward_hook(lambda *_: seen.append(1))
+    attach(model)
+    seen.clear()
+    model(token_ids(4))
+    assert seen == [1]
 
 
 def test_only_models_of_transformers_are_taken() -> None:

@@ -13,8 +13,11 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     LlamaConfig,
+    MistralConfig,
+    OlmoeConfig,
     Phi3Config,
     PretrainedConfig,
+    Qwen3Config,
 )
 
 from tests.engines import MODEL
@@ -143,6 +146,39 @@ def test_texts_have_the_factors_of_longrope_that_transformers_gives_them(
 def test_longer_texts_with_longrope_are_refused(long_phi3: Path, deterministic: bool) -> None:
     with pytest.raises(ValueError, match=r"use max_model_len=64, or hf_compat=\"exact\"\.$"):
         engine_config(long_phi3, max_model_len=65, hf_compat=True, deterministic=deterministic)
+
+
+@pytest.mark.parametrize(
+    "flags", [{"hf_compat": True}, {"hf_compat": "strict"}, {"deterministic": True}]
+)
+@pytest.mark.parametrize("kind", [Qwen3Config, OlmoeConfig])
+def test_a_bias_that_vllm_leaves_out_is_refused(
+    kind: Any, flags: dict[str, Any], tmp_path: Path
+) -> None:
+    kind(**SIZES | {"num_attention_heads": 4}, attention_bias=True).save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match="attention_bias=True, since vLLM's definition of it leaves"
+    ):
+        engine_config(tmp_path, dtype="bfloat16", **flags)
+
+
+def test_a_bias_that_vllm_leaves_out_is_transformers_own_in_exact_mode(tmp_path: Path) -> None:
+    config = Qwen3Config(
+        **SIZES | {"num_attention_heads": 4},
+        attention_bias=True,
+        architectures=["Qwen3ForCausalLM"],
+        dtype="bfloat16",
+    )
+    config.save_pretrained(tmp_path)
+    assert engine_config(tmp_path, hf_compat="exact").model_config.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("mode", [True, "exact"])
+def test_a_window_of_one_token_is_refused(mode: bool | str, tmp_path: Path) -> None:
+    config = MistralConfig(**SIZES | {"num_attention_heads": 4}, sliding_window=1)
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="hf_compat does not go with sliding_window=1"):
+        engine_config(tmp_path, hf_compat=mode, dtype="bfloat16")
 
 
 @pytest.mark.parametrize(

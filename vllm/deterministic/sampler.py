@@ -14,11 +14,11 @@ import torch
 
 from vllm.config.model import LogprobsMode
 from vllm.fork.on_device import on_device
-from vllm.fork.uncompiled_logprobs import UncompiledLogprobs
-from vllm.fork_ops.portable_logits import portable_argmax, portable_log_softmax, portable_top_k
+from vllm.fork.ordered_logprobs import OrderedLogprobs
+from vllm.fork_ops.portable_logits import portable_argmax, portable_log_softmax
 from vllm.fork_ops.portable_sampling import portable_draw, portable_filter
 from vllm.sampling_params import SamplingParams
-from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample.logits_processor.builtin import MinPLogitsProcessor
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
@@ -31,7 +31,7 @@ _GREEDY_BELOW = 1e-5
 """Temperatures that vLLM takes for 0."""
 
 
-class PortableSampler(UncompiledLogprobs):
+class PortableSampler(OrderedLogprobs):
     """``Sampler`` of vLLM with specified choices, draws and logprobs.
 
     Args:
@@ -159,27 +159,6 @@ class PortableSampler(UncompiledLogprobs):
     def compute_logprobs(logits: torch.Tensor) -> torch.Tensor:
         """Return log-probabilities, float32 [num_tokens, vocab_size]."""
         return portable_log_softmax(logits)
-
-    @staticmethod
-    def gather_logprobs(
-        logprobs: torch.Tensor, num_logprobs: int, token_ids: torch.Tensor
-    ) -> LogprobsTensors:
-        """Return the logprobs of given tokens and of the likeliest (``Sampler.gather_logprobs``).
-
-        Args:
-            logprobs: float32 [num_tokens, vocab_size].
-            num_logprobs: of the likeliest; of equal ones those of lower ids come first.
-            token_ids: int64 [num_tokens], the given ones.
-        """
-        given_ids = token_ids.unsqueeze(-1)
-        given = logprobs.gather(-1, given_ids)
-        ids, values = given_ids, given
-        if num_logprobs:
-            best, best_ids = portable_top_k(logprobs, num_logprobs)
-            ids = torch.cat((given_ids, best_ids), dim=1)
-            values = torch.cat((given, best), dim=1)
-        ranks = (logprobs >= given).sum(-1)
-        return LogprobsTensors(ids.to(torch.int32), values, ranks)
 
 
 def _temperatures(metadata: SamplingMetadata) -> torch.Tensor:

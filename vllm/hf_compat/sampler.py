@@ -11,8 +11,8 @@ import torch
 
 from vllm.config.model import LogprobsMode
 from vllm.fork.on_device import on_device
+from vllm.fork.ordered_logprobs import OrderedLogprobs
 from vllm.fork.runners import remember_runner
-from vllm.fork.uncompiled_logprobs import UncompiledLogprobs
 from vllm.hf_compat.batch import Batch, Group, Rows
 from vllm.hf_compat.beam_search import BeamSearch
 from vllm.hf_compat.draws import NoProbabilityError, draw_tokens
@@ -44,7 +44,7 @@ def take_outputs(sampler: Sampler) -> dict[str, dict[str, Any]] | None:
     return sampler.take_outputs() if isinstance(sampler, HFSampler) else None
 
 
-class HFSampler(UncompiledLogprobs):
+class HFSampler(OrderedLogprobs):
     """Chooses tokens as HF does; vLLM's own processors, which HF does not have, come before."""
 
     def __init__(self, runner: GPUModelRunner, upstream: Sampler) -> None:

@@ -12,6 +12,7 @@ from vllm.fork.model_config import config_of
 from vllm.hf_numerics.dtype import hf_dtype
 from vllm.hf_numerics.longrope import check_length_with_longrope
 from vllm.hf_numerics.tensor_parallel import check_tensor_parallel_size
+from vllm.hf_numerics.unlike_models import check_output_bias, check_window
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
@@ -40,8 +41,8 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
     Nothing changes without the flags.
 
     Raises:
-        ValueError: see `check_tensor_parallel_size` and `check_length_with_longrope`, or exact mode
-            does not go with an argument.
+        ValueError: see `check_tensor_parallel_size`, `check_length_with_longrope`, `check_window`
+            and `check_output_bias`, or exact mode does not go with an argument.
     """
     if flags.hf_compat == "exact":
         _prepare_exact(args, flags)
@@ -52,8 +53,10 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
     config = config_of(args)
     if args.dtype == "auto" and (dtype := hf_dtype(args.model, args.revision, config)):
         args.dtype = dtype
+    check_window(config.get_text_config())
     if flags.hf_compat != "exact":
         check_length_with_longrope(args, config.get_text_config())
+        check_output_bias(config.get_text_config(), "hf_compat=True", 'use hf_compat="exact"')
     if flags.is_portable:
         return  # layers of its own
     if args.tensor_parallel_size > 1:

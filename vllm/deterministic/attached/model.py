@@ -17,6 +17,7 @@ from ..refusal import attach_refusal as refusal
 from .activation import function_of
 from .attention import NAME, register_attention
 from .experts import portable_experts
+from .hooks import check_they_stay, modules_with_hooks
 from .linear import PortableHead, PortableLinear, pack_together
 from .mlp import portable_gated_mlp
 from .norm import PortableLayerNorm, PortableRMSNorm, portable_norm
@@ -61,6 +62,7 @@ def attach_kernels(model: PreTrainedModel, *, max_length: int | None = None) -> 
         InexactOperationError: it computes something between its modules that has none.
     """
     check_model(model)
+    hooked = modules_with_hooks(model)
     model.requires_grad_(False)
     register_attention()
     model.set_attn_implementation(NAME)
@@ -73,6 +75,7 @@ def attach_kernels(model: PreTrainedModel, *, max_length: int | None = None) -> 
     replace_modules(model, lambda name, module: _activation(module))
     _replace_head(model)
     _replace_linear_layers(model)
+    check_they_stay(model, hooked)
     _check_holders(model)
     rehearse(model)
     refuse_changes(model)

@@ -18,6 +18,7 @@ from ..activation import function_of
 from ..attention import NAME_IN_TRAINING
 from ..experts import function_of_experts, is_router, renormalises
 from ..gradients.rotary import DifferentiableRotaryEmbedding
+from ..hooks import check_they_stay, modules_with_hooks
 from ..mlp import portable_gated_mlp
 from ..model import TOGETHER, scale_in_kernel, take_cap
 from ..norm import PortableRMSNorm, portable_norm
@@ -73,6 +74,7 @@ def attach_for_training(
         InexactOperationError: it computes something between its modules that has none.
     """
     check_model(model, training=True)
+    hooked = modules_with_hooks(model)
     refuse_dropout(model)
     register_attention()
     model.set_attn_implementation(NAME_IN_TRAINING)
@@ -88,6 +90,7 @@ def attach_for_training(
     _change_head(model)
     for module in list(model.modules()):
         _change_linear_layers(module)
+    check_they_stay(model, hooked)
     check_holders(model)
     _rehearse(model)
     prepare_forwards(model)
