@@ -10,6 +10,7 @@ import torch
 from vllm.fork.attention_backend import chosen_backends
 from vllm.fork.decode_graphs import run_uncompiled
 from vllm.fork.model_config import config_of, num_experts
+from vllm.fork.settled_warnings import leave_out_eager
 from vllm.fork_ops.portable_product import has_kernels
 from vllm.hf_numerics.dtype import hf_dtype
 from vllm.hf_numerics.unlike_models import check_output_bias
@@ -96,6 +97,7 @@ def _choose_execution(args: EngineArgs) -> None:
         return
     logger.info("deterministic: enforce_eager, since %s.", reason)
     args.enforce_eager = True
+    leave_out_eager()
 
 
 def _why_eager(args: EngineArgs, mode: CUDAGraphMode | None) -> str | None:

@@ -7,6 +7,7 @@ import os
 import torch
 
 from vllm.fork.cores import allowed_cores
+from vllm.fork.settled_warnings import leave_out, leave_out_eager
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 THREADS = "OMP_NUM_THREADS"
@@ -35,5 +36,8 @@ class OneProcessExecutor(UniProcExecutor):
             os.sched_setaffinity(0, cores)  # of this thread, and of those that it will start
         if threads != torch.get_num_threads():
             torch.set_num_threads(threads)
-        os.environ.setdefault(THREADS, str(threads))  # or vLLM would announce to change it
+        if THREADS not in os.environ:
+            os.environ[THREADS] = str(threads)  # or vLLM would take all but one of them away
+            leave_out("vllm.utils.torch_utils", "OMP_NUM_THREADS=%s is set; leaving Torch threads")
+        leave_out_eager()  # a mode's own choice; a user's was said before
         super()._init_executor()

@@ -49,6 +49,20 @@ def _end_after(parent: BaseProcess) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def check_main_is_guarded() -> None:
+    """Check that this process is not one that an engine has started, and still imports its script.
+
+    Raises:
+        SystemExit: it would start an engine, as the script does; says how to keep it from that.
+    """
+    # As `multiprocessing.process` asks, whose error is two tracebacks long.
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise SystemExit(
+            "The engine runs in a process of its own, which imports your script: put what the "
+            'script does under `if __name__ == "__main__":`, or each process would start an engine.'
+        )
+
+
 def exit_if_engine_died(engine: EngineClient | None) -> None:
     """End a server with a status that supervisors take for a failure, if its engine is dead.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vllm.exceptions import VLLMValidationError
+from vllm.fork.settled_warnings import leave_out
 from vllm.fork.transformers_release import warn_of_untested_release
 from vllm.hf_compat.generation_config import load_generation_config, merge_generation_config
 from vllm.hf_compat.support import check_request
@@ -54,6 +55,7 @@ def _accepts_unseen(speculative: SpeculativeConfig | None) -> bool:
 
 def _use_hf_defaults(model_config: ModelConfig) -> None:
     """Give requests that leave a field of ``SamplingParams`` open HF's default for this model."""
+    leave_out("vllm.config.model", "Default vLLM sampling parameters have been overridden by")
     of_model = merge_generation_config(None, load_generation_config(model_config))
     try:
         check_request(of_model)

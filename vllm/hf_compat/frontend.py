@@ -8,6 +8,7 @@ once the prompt is tokenised, as the engine's own copy (`finish`).
 from __future__ import annotations
 
 import copy
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -301,6 +302,11 @@ class Frontend:
                 )
             check_stop_strings(request.stop_strings, self._tokenizer())
 
+    @functools.cached_property
+    def _special_ids(self) -> frozenset[int]:
+        """The tokens that are left out of texts."""
+        return frozenset(self._tokenizer().all_special_ids if self._tokenizer is not None else ())
+
     def _limit_length(
         self,
         params: SamplingParams,
@@ -325,11 +331,13 @@ class Frontend:
                 "max_model_len or lower max_new_tokens."
             )
 
-    @staticmethod
-    def _set_eos(params: SamplingParams, config: GenerationConfig) -> None:
+    def _set_eos(self, params: SamplingParams, config: GenerationConfig) -> None:
         """Stop at HF's EOS ids alone: vLLM adds the tokenizer's, which HF does not look at."""
         if not params.ignore_eos:
             eos = eos_token_ids(config)
+            if not (params.stop or params.stop_token_ids or self._special_ids.issuperset(eos)):
+                # What is decoded of an answer of `generate()` has them.
+                params.include_stop_str_in_output = True
             params._eos_token_id = eos[0] if eos else None
             params.stop_token_ids = list(dict.fromkeys([*(params.stop_token_ids or []), *eos[1:]]))
             params._all_stop_token_ids = {*params._all_stop_token_ids, *eos}  # it may be shared

@@ -9,6 +9,7 @@ import torch
 from vllm.fork import one_process
 from vllm.fork.decode_graphs import run_uncompiled
 from vllm.fork.model_config import config_of
+from vllm.fork.settled_warnings import leave_out, leave_out_eager
 from vllm.hf_numerics.dtype import hf_dtype
 from vllm.hf_numerics.longrope import check_length_with_longrope
 from vllm.hf_numerics.tensor_parallel import check_tensor_parallel_size
@@ -87,6 +88,7 @@ def _leave_compiled_code_out(args: EngineArgs) -> None:
     if current_platform.is_cpu():
         logger.info("hf_compat: enforce_eager, since compiled code does not round where HF does.")
         args.enforce_eager = True
+        leave_out_eager()
         return
     mode, graphs = args.compilation_config.mode, args.compilation_config.cudagraph_mode
     if mode or (graphs is not None and graphs.requires_piecewise_compilation()):
@@ -110,8 +112,13 @@ def _keep_prompts_whole(args: EngineArgs) -> None:
         budget is None or (longest is not None and budget >= longest)
     ):
         args.enable_chunked_prefill = False
+        _say_nothing_of_chunks()
     if not (args.enable_prefix_caching or args.enable_chunked_prefill):
         logger.info("hf_compat: prompts are computed whole, neither in chunks nor from a cache.")
+
+
+def _say_nothing_of_chunks() -> None:
+    leave_out("vllm.engine.arg_utils", "This model does not officially support disabling chunked")
 
 
 def _use_hf_threads(args: EngineArgs) -> None:
@@ -150,8 +157,10 @@ def _prepare_exact(args: EngineArgs, flags: ForkFlags) -> None:
             )
     args.load_format = LOAD_FORMAT
     args.enforce_eager = True
+    leave_out_eager()
     args.enable_prefix_caching = False
     args.enable_chunked_prefill = False
+    _say_nothing_of_chunks()
     args.async_scheduling = False
 
 

@@ -13,6 +13,7 @@ from vllm.fork.flags import ForkFlags, add_cli_args
 from vllm.fork.live_weights.arguments import check_weight_transfer
 from vllm.fork.missing_packages import check_input_packages, naming_missing_packages
 from vllm.fork.one_process import EXECUTOR, use_one_process
+from vllm.fork.processes import check_main_is_guarded
 from vllm.fork.ray_on_cpus import use_ray_on_cpus
 from vllm.fork.system_libraries import check_system_libraries
 from vllm.hf_compat.engine_config import use_hf_semantics
@@ -42,7 +43,9 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
     Raises:
         ValueError: an argument does not go with a flag, or with the platform, or the system lacks
             a library or, where code is to be compiled, a compiler.
+        SystemExit: see `check_main_is_guarded`.
     """
+    check_main_is_guarded()
     check_system_libraries()
     if flags.hf_compat or flags.deterministic:
         normalise_compilation_config(args)
