@@ -52,27 +52,6 @@ def all_token_ids(outputs: list[RequestOutput]) -> list[list[int]]:
     return [list(one.token_ids) for output in outputs for one in output.outputs]
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_the_text_has_an_eos_token_that_is_a_word(
-    engine: LLM, hf_model: PreTrainedModel, count: int
-) -> None:
-    """As what `generate()` returns has when it is decoded; what vLLM's names ask for has not."""
-    tokenizer: Any = engine.get_tokenizer()
-    prompt = tokenizer("def f(").input_ids
-    (greedy,) = all_token_ids(engine.generate(as_prompts([prompt]), max_new_tokens=12))
-    eos = greedy[7 : 7 + count]
-    (expected,) = generate_batch(hf_model, [prompt], max_new_tokens=12, eos_token_id=eos)
-    (output,) = engine.generate(as_prompts([prompt]), max_new_tokens=12, eos_token_id=eos)
-    answer = output.outputs[0]
-    assert list(answer.token_ids) == expected == greedy[: len(expected)]
-    assert expected[-1] in eos
-    assert answer.text == tokenizer.decode(expected, skip_special_tokens=True)
-    params = SamplingParams(temperature=0, max_tokens=12, stop_token_ids=eos)
-    (stopped,) = engine.generate(as_prompts([prompt]), params)
-    assert list(stopped.outputs[0].token_ids) == expected
-    assert stopped.outputs[0].text == tokenizer.decode(expected[:-1])
-
-
 # --- several sequences, batches ------------------------------------------------------------------
 @pytest.mark.parametrize("fields", [{}, {"temperature": 0.8, "top_p": 0.9, "top_k": 30}], ids=str)
 @pytest.mark.parametrize("count", [2, 5])

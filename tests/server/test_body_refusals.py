@@ -47,6 +47,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_new_tokens": 8, "max_tokens": 8}, "max_new_tokens and max_tokens both limit"),
     ({"max_length": 8, "max_tokens": 8}, "max_length and max_tokens both limit"),
     ({"num_return_sequences": 2, "n": 3}, "num_return_sequences and n are both"),
+    ({"n": 3}, "set temperature, do_sample or num_beams"),
     ({"max_new_tokens": 2048}, "exceed max_model_len=2048"),
     (
         {"max_new_tokens": 4, "min_tokens": 6},

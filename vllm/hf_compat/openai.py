@@ -18,6 +18,7 @@ from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.engine.protocol import OpenAIBaseModel
 from vllm.exceptions import VLLMValidationError
 from vllm.hf_compat.body import LENGTHS, BodyFields, Bool, GenerationFields, attach_body
+from vllm.hf_compat.sampling_params import SAMPLING_EPS
 from vllm.renderers.chat_utils import ChatCompletionMessageParam
 from vllm.sampling_params import SamplingParams
 
@@ -83,7 +84,8 @@ class HFRequestBody(HFNames):
         """Return upstream's parameters, with HF's fields attached for `Frontend.finish`.
 
         Raises:
-            VLLMValidationError: upstream's reason why they cannot be.
+            VLLMValidationError: upstream's reason why they cannot be, or they ask for several
+                answers of greedy search without a word of it.
         """
         defaults = default_sampling_params or {}
         temperature = self.temperature
@@ -91,6 +93,13 @@ class HFRequestBody(HFNames):
             temperature = defaults.get("temperature", 1.0)
         upstream = self
         has_beams = (self.num_beams or 1) > 1
+        says_how = has_beams or self.do_sample is not None or self.temperature is not None
+        if (self.n or 1) > 1 and temperature < SAMPLING_EPS and not says_how:
+            raise VLLMValidationError(
+                f"n={self.n} asks for several answers, and greedy search, which is Hugging Face's "
+                "default for this model, has one: set temperature, do_sample or num_beams.",
+                parameter="n",
+            )
         if self.do_sample or self.num_return_sequences is not None or has_beams:
             # Upstream drops top_k and top_p of a greedy request, and refuses several answers.
             upstream = self.model_copy(update={"temperature": self.temperature or 1.0})

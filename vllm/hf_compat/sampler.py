@@ -11,7 +11,6 @@ import torch
 
 from vllm.config.model import LogprobsMode
 from vllm.fork.on_device import on_device
-from vllm.fork.ordered_logprobs import OrderedLogprobs
 from vllm.fork.runners import remember_runner
 from vllm.hf_compat.batch import Batch, Group, Rows
 from vllm.hf_compat.beam_search import BeamSearch
@@ -21,6 +20,7 @@ from vllm.hf_compat.pipeline import DEVICE_ERRORS
 from vllm.hf_compat.request import HFRequest
 from vllm.hf_compat.row_ids import prompt_length
 from vllm.hf_compat.stopping import criteria_of_search
+from vllm.hf_numerics.ordered_logprobs import OrderedLogprobs
 from vllm.logger import init_logger
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample.metadata import SamplingMetadata

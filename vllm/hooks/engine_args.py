@@ -12,6 +12,7 @@ from vllm.fork.flag_values import FlagValue, log_decisions
 from vllm.fork.flags import ForkFlags, add_cli_args
 from vllm.fork.live_weights.arguments import check_weight_transfer
 from vllm.fork.missing_packages import check_input_packages, naming_missing_packages
+from vllm.fork.model_path import check_model_path
 from vllm.fork.one_process import EXECUTOR, use_one_process
 from vllm.fork.processes import check_main_is_guarded
 from vllm.fork.ray_on_cpus import use_ray_on_cpus
@@ -41,11 +42,12 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
     """Change the arguments as the flags need it, in place; nothing without flags.
 
     Raises:
-        ValueError: an argument does not go with a flag, or with the platform, or the system lacks
-            a library or, where code is to be compiled, a compiler.
+        ValueError: an argument does not go with a flag, or with the platform, there is no model at
+            a path, or the system lacks a library or, where code is to be compiled, a compiler.
         SystemExit: see `check_main_is_guarded`.
     """
     check_main_is_guarded()
+    check_model_path(args.model)
     check_system_libraries()
     if flags.hf_compat or flags.deterministic:
         normalise_compilation_config(args)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vllm.fork.ordered_logprobs import OrderedLogprobs
+from vllm.hf_numerics.ordered_logprobs import OrderedLogprobs
 from vllm.v1.sample.sampler import Sampler
 
 
