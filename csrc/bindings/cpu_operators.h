@@ -30,6 +30,10 @@ std::tuple<Tensor, Tensor> rms_norm_rounded_into(const Into& into, const Into& i
 // `into_gate`: of the result's shape.
 Tensor silu_and_mul_rounded_into(const Into& into, const Into& into_gate, const Tensor& x);
 
+// Whether that has the same bits on one thread as on PyTorch's: its loops round an element by whether
+// it is in what a thread has left over.
+bool silu_needs_no_threads(int64_t rows, int64_t columns);
+
 void append_to_pages(Tensor pages, Tensor key, Tensor value, Tensor slots);
 
 Tensor row_products_into(const Into& into, const Tensor& x, const Tensor& weight,

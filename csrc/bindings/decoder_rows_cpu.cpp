@@ -149,15 +149,19 @@ struct Step {
   Tensor positions, cos_sin;
   bool is_neox;
   Tensors pages, slots, blocks, starts, stops;
-  std::vector<int64_t> firsts;          // rows of the first of `starts`
+  std::vector<int64_t> firsts;           // rows of the first of `starts`
   Tensors tables, spans, library_spans;  // of prompts; none in a step without
-  std::vector<int64_t> places;          // which of `slots`, ... is that of each layer
+  std::vector<int64_t> places;           // which of `slots`, ... is that of each layer
   std::optional<Tensor> attention_order;
   double scale;
   std::vector<int64_t> activated;  // first and end of rows; none if all are at once
 
-  bool calls_library() const {
-    return std::any_of(library_spans.begin(), library_spans.end(),
+  bool calls_library(int64_t rows, int64_t gates) const {
+    for (size_t i = 0; i < activated.size(); i += 2) {
+      if (!silu_needs_no_threads(activated[i + 1] - activated[i], gates)) return true;
+    }
+    return (activated.empty() && !silu_needs_no_threads(rows, gates)) ||
+           std::any_of(library_spans.begin(), library_spans.end(),
                        [](const Tensor& one) { return one.size(0) > 0; });
   }
 };
@@ -425,7 +429,7 @@ std::tuple<Tensor, Tensor> decoder_rows(
       decoder.compute(static_cast<int64_t>(layer));
     }
   };
-  if (layers.calls_library(rows) || step.calls_library()) {
+  if (layers.calls_library(rows) || step.calls_library(rows, gate_up[0].size(0) / 2)) {
     compute();
   } else {
     with_team(compute);

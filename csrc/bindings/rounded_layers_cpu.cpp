@@ -275,7 +275,19 @@ void activate(const Number* x, const Tensor& gate, int64_t columns, Number* out)
 // multiple of so many have the bits that they have with others.
 constexpr int64_t kVector = 64;
 
+// Elements from which PyTorch shares work out between threads (at::internal::GRAIN_SIZE).
+constexpr int64_t kGrain = 32768;
+
 }  // namespace
+
+bool silu_needs_no_threads(int64_t rows, int64_t columns) {
+  const int64_t elements = rows * columns;
+  if (elements <= kGrain) return true;
+  const int64_t threads =
+      std::min<int64_t>(torch::stable::get_num_threads(), (elements + kGrain - 1) / kGrain);
+  const int64_t of_a_thread = (elements + threads - 1) / threads;
+  return columns % kVector == 0 && of_a_thread % kVector == 0;
+}
 
 Tensor silu_and_mul_rounded_into(const Into& into, const Into& into_gate, const Tensor& x) {
   check_portable_type(kGated, "x", x);

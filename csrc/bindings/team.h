@@ -2,8 +2,8 @@
 //
 // PyTorch starts and joins its threads for every operation. A step of a small model has a hundred
 // operations of some microseconds, of which each would wait for a thread that has lost its core, or
-// has gone to sleep. A team is started once: who leads it goes from operation to
-// operation and gives the others parts of each; one who does not come leaves them to the leader.
+// has gone to sleep. A team is started once: who leads it goes from operation to operation and gives
+// the others parts of each; one who does not come leaves them to the leader.
 #pragma once
 
 #include <cstdint>

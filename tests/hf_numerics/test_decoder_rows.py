@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.engines import MODEL
 from tests.loaded_models import LoadModel, engine_config, model_of
 from tools.make_random_model import make_random_model
 from vllm.fork_ops.decoder_rows import decoder_rows as operator_of_rows
@@ -19,7 +21,7 @@ from vllm.hf_numerics.decoder_rows import DecoderRows
 from vllm.hf_numerics.rows_in_pages import MOST_ROWS
 from vllm.hf_numerics.single_row_products import same_bits
 
-BLOCK_SIZE, BLOCKS = 16, 6
+BLOCK_SIZE, BLOCKS = 16, 16
 KINDS = ("tinyllama-1.1b", "qwen2-0.5b", "mistral-7b", "qwen3-0.6b")
 
 
@@ -151,6 +153,33 @@ def test_bits_of_prompts(layers: Layers, monkeypatch: pytest.MonkeyPatch) -> Non
             expected = layers.run(lengths, queries)
         assert counted == []
         assert all(map(same_bits, found, expected))
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """What a test sets is taken back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@torch.inference_mode()
+def test_activations_that_threads_leave_a_rest_of(
+    count: int, one_rank: None, threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An odd number of rows of 320 elements is no multiple of whole vectors for each thread."""
+    config = engine_config(MODEL, hf_compat=True, dtype="float16")
+    layers = Layers(model_of(config), config)
+    if not takes_operator(layers):
+        pytest.skip("the kernels that it calls have not the bits of this CPU's libraries")
+    torch.set_num_threads(count)
+    for new in ([105], [111], [205], [1, 105, 103], [209, 1], [110, 207]):
+        found = layers.run(new, new)
+        with monkeypatch.context() as patch:
+            patch.setattr(DecoderRows, "_step", lambda *_: None)
+            expected = layers.run(new, new)
+        assert all(map(same_bits, found, expected)), new
 
 
 @torch.inference_mode()

@@ -91,6 +91,68 @@ def test_what_it_takes() -> None:
     assert added.shape == total.shape == (ROWS, HIDDEN)
 
 
+def random_layer(generator: torch.Generator) -> LayerWeights:
+    def filled(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor):
+            return x
+        return torch.randn(x.shape, generator=generator).div(8).to(x.dtype)
+
+    return LayerWeights(*map(filled, layer()))
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7])
+def test_threads_that_share_a_step(threads: int) -> None:
+    """Also more of them than there are cores, of which some come late to each operation."""
+    generator = torch.Generator().manual_seed(0)
+    layers = [random_layer(generator) for _ in range(6)]
+    count = 64
+    x = torch.randn(count, HIDDEN, generator=generator).half()
+    places = place(
+        slots=torch.arange(count) * 16,
+        blocks=torch.arange(count, dtype=torch.int32)[:, None],
+        starts=torch.zeros(count, dtype=torch.int64),
+        stops=torch.ones(count, dtype=torch.int64),
+    )
+
+    def step() -> torch.Tensor:
+        pages = [torch.zeros(count, HEADS, 16, 2 * SIZE, dtype=torch.float16) for _ in layers]
+        added, total = decoder_rows(
+            x,
+            DecoderWeights(layers, Epsilons(1e-6, 1e-6)),
+            torch.zeros(count, dtype=torch.int64),
+            torch.ones(4, SIZE, dtype=torch.float16),
+            pages,
+            [places] * len(layers),
+            is_neox=True,
+            scale=1.0,
+        )
+        return torch.stack([added, total, *(one[:, 0, 0, :HIDDEN] for one in pages)])
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = step()
+        assert alone.isfinite().all()
+        torch.set_num_threads(threads)
+        for _ in range(100):
+            assert torch.equal(step(), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_failure_on_a_thread_of_several() -> None:
+    """The step ends with it, and the next one has all threads again."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        for _ in range(20):
+            with pytest.raises(RuntimeError, match="paged_sdpa: "):
+                run([layer()], places=[place(stops=torch.full((ROWS,), 99))])
+            run([layer()])
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [

@@ -192,11 +192,12 @@ class ExactModel(nn.Module):
 
     def _is_whole_prompt(self, i: int, num_new: int, step: StepMetadata) -> bool:
         """Whether the new tokens of a request are its prompt, of which the last logits are due."""
+        if num_new != step.seq_lens[i]:
+            return False
         runner = runner_of(self._vllm_config)
         request = runner.requests[runner.input_batch.req_ids[i]]
         return (
-            num_new == step.seq_lens[i] == prompt_length(request)
-            and request.req_id not in runner.num_prompt_logprobs
+            num_new == prompt_length(request) and request.req_id not in runner.num_prompt_logprobs
         )
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
