@@ -5,7 +5,9 @@
 MODEL is a folder, or one of the shapes of ``tools/model_shapes.toml`` with random weights, which
 ``--layers`` shortens. Each mode has an engine, and they take turns in one run, so that whatever
 else the machine does slows all of them; a ratio is the median of the rounds' own ratios to
-upstream, which is the engine without flags, as its users have it: compiled. No prefixes are cached.
+upstream, which is the engine without flags, as its users have it: compiled. While one answers, the
+processes of the others are stopped: upstream's worker would go on looking for work for a second,
+on a core of those that are measured next. No prefixes are cached.
 Memory is what an engine's processes have for themselves in the end, with a KV cache of one size.
 """
 
@@ -19,7 +21,8 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +48,10 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 DECODED = (4, 32)
 """Tokens of a prompt and of its answer, where decoding is measured."""
+
+
+FEWEST_TOKENS = 64
+"""New tokens that are measured at once: an engine that was stopped takes some steps to be warm."""
 
 
 @dataclass(frozen=True)
@@ -102,26 +109,50 @@ def gibibytes(processes: list[psutil.Process]) -> float:
 
 
 def rate_of(llm: LLM, load: Load, first_id: int) -> float:
-    """Answer a load's prompts, and return tokens per second."""
-    prompts: Any = [
-        {"prompt_token_ids": [5 + (first_id + i * 37 + j * 11) % 4000
-                              for j in range(load.prompt_tokens)]}
-        for i in range(load.batch)
+    """Answer a load's prompts, a short one's several times, and return tokens per second."""
+    batches: list[Any] = [
+        [
+            {"prompt_token_ids": [5 + (first_id + number * 101 + i * 37 + j * 11) % 4000
+                                  for j in range(load.prompt_tokens)]}
+            for i in range(load.batch)
+        ]
+        for number in range(max(1, FEWEST_TOKENS // (load.batch * load.new_tokens)))
     ]  # fmt: skip
     params = SamplingParams(max_tokens=load.new_tokens, ignore_eos=True, **KINDS[load.kind])
     begin = time.perf_counter()
-    llm.generate(prompts, params, use_tqdm=False)
-    return load.num_tokens / (time.perf_counter() - begin)
+    for prompts in batches:
+        llm.generate(prompts, params, use_tqdm=False)
+    return len(batches) * load.num_tokens / (time.perf_counter() - begin)
 
 
-def measure(engines: dict[str, LLM], loads: list[Load], rounds: int) -> Rates:
+@contextmanager
+def stopped(processes: Iterable[psutil.Process]) -> Iterator[None]:
+    """Stop processes meanwhile."""
+    kept = list(processes)
+    for one in kept:
+        one.suspend()
+    try:
+        yield
+    finally:
+        for one in kept:
+            one.resume()
+
+
+def measure(
+    engines: dict[str, LLM],
+    processes: dict[str, list[psutil.Process]],
+    loads: list[Load],
+    rounds: int,
+) -> Rates:
     """Return the rate of each load and mode in each round; who comes first is drawn by lot."""
     rates: Rates = defaultdict(list)
     lot = random.Random(0)
     for number in tqdm(range(rounds + 1), leave=False):
         for load in loads:
             for mode in lot.sample(list(engines), len(engines)):
-                rate = rate_of(engines[mode], load, number)
+                others = (one for other, own in processes.items() if other != mode for one in own)
+                with stopped(others):
+                    rate = rate_of(engines[mode], load, number)
                 if number:  # the first round warms up
                     rates[load, mode].append(rate)
     return rates
@@ -174,7 +205,7 @@ def main() -> None:
             model = folder
             make_random_model(options.model, Path(folder), num_layers=options.layers)
         engines, processes = start_all(options, model)
-        rates = measure(engines, loads, options.rounds)
+        rates = measure(engines, processes, loads, options.rounds)
         memory = {mode: gibibytes(own) for mode, own in processes.items()}
     rows = rows_of(rates, loads, options.modes)
     Console(width=120).print(as_table(rows, memory, f"{Path(options.model).name}, {options.dtype}"))

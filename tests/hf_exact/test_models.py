@@ -233,7 +233,7 @@ def test_a_group_with_other_bits_is_not_used(
 
     monkeypatch.setattr(GroupedDecode, "__call__", nearly)
     engine = exact(load(tmp_path, "float32", "sdpa"), 1)
-    assert engine.group_sizes[NO_ADAPTER] == [32, 16, 4, 2, 1]
+    assert engine.group_sizes[NO_ADAPTER] == [64, 32, 16, 4, 2, 1]
 
 
 @torch.inference_mode()
