@@ -94,7 +94,8 @@ class HFRequestBody(HFNames):
         upstream = self
         has_beams = (self.num_beams or 1) > 1
         says_how = has_beams or self.do_sample is not None or self.temperature is not None
-        if (self.n or 1) > 1 and temperature < SAMPLING_EPS and not says_how:
+        asks_by_openai = (self.n or 1) > 1 and self.num_return_sequences is None
+        if asks_by_openai and temperature < SAMPLING_EPS and not says_how:
             raise VLLMValidationError(
                 f"n={self.n} asks for several answers, and greedy search, which is Hugging Face's "
                 "default for this model, has one: set temperature, do_sample or num_beams.",
