@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <initializer_list>
 #include <optional>
 #include <tuple>
@@ -49,15 +48,13 @@ Tensor linear(const Tensor& x, const Tensor& weight, const std::optional<Tensor>
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
-// A single float32 row with each part of a weight, as the layers that it is of are multiplied.
+// Rows with each part of a weight, as the layers that it is of are multiplied.
 void by_parts(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
               std::initializer_list<int64_t> sizes, const Tensor& into) {
-  auto* target = static_cast<float*>(into.data_ptr());
   int64_t first = 0;
   for (const int64_t size : sizes) {
-    const Tensor part = linear(x, rows_of(weight, first, first + size),
-                               rows_of(bias, first, first + size));
-    std::memcpy(target + first, part.data_ptr(), size * sizeof(float));
+    write(columns(into, first, size), linear(x, rows_of(weight, first, first + size),
+                                             rows_of(bias, first, first + size)));
     first += size;
   }
 }
@@ -97,15 +94,10 @@ struct Products {
       const Tensor target = rows_of(into, part.first, part.end);
       if (part.way == Part::kByRow) {
         multiply_single(layer, some, own, offsets, orders, sizes, target);
-      } else if (part.way == Part::kAtOnce || sizes.size() == 1) {
-        write(target, linear(some, own, offsets));
+      } else if (part.way == Part::kByParts) {
+        by_parts(some, own, offsets, sizes, target);
       } else {
-        int64_t first = 0;
-        for (const int64_t size : sizes) {
-          write(columns(target, first, size), linear(some, rows_of(own, first, first + size),
-                                                     rows_of(offsets, first, first + size)));
-          first += size;
-        }
+        write(target, linear(some, own, offsets));
       }
     }
   }

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -97,6 +98,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+def run_in_their_own_way(layers: Layers, *args: Any) -> list[torch.Tensor]:
+    """As `Layers.run`, by the model's modules."""
+    with mock.patch.object(DecoderRows, "_step", return_value=None):
+        return layers.run(*args)
+
+
 def takes_operator(layers: Layers) -> bool:
     return decoder_rows._plan_of(layers.decoder) is not None
 
@@ -115,9 +122,7 @@ def test_bits(layers: Layers, monkeypatch: pytest.MonkeyPatch) -> None:
         found = layers.run(lengths)
         assert counted == [count]
         counted.clear()
-        with monkeypatch.context() as patch:
-            patch.setattr(DecoderRows, "_step", lambda *_: None)
-            expected = layers.run(lengths)
+        expected = run_in_their_own_way(layers, lengths)
         assert counted == []
         assert all(map(same_bits, found, expected))
 
@@ -148,9 +153,7 @@ def test_bits_of_prompts(layers: Layers, monkeypatch: pytest.MonkeyPatch) -> Non
         longest = max((n for n, new in zip(lengths, queries, strict=True) if new > 1), default=0)
         assert counted == ([sum(queries)] if not window or longest < window else [])
         counted.clear()
-        with monkeypatch.context() as patch:
-            patch.setattr(DecoderRows, "_step", lambda *_: None)
-            expected = layers.run(lengths, queries)
+        expected = run_in_their_own_way(layers, lengths, queries)
         assert counted == []
         assert all(map(same_bits, found, expected))
 
@@ -166,7 +169,7 @@ def threads() -> Iterator[None]:
 @pytest.mark.parametrize("count", [1, 2, 3])
 @torch.inference_mode()
 def test_activations_that_threads_leave_a_rest_of(
-    count: int, one_rank: None, threads: None, monkeypatch: pytest.MonkeyPatch
+    count: int, one_rank: None, threads: None
 ) -> None:
     """An odd number of rows of 320 elements is no multiple of whole vectors for each thread."""
     config = engine_config(MODEL, hf_compat=True, dtype="float16")
@@ -176,9 +179,7 @@ def test_activations_that_threads_leave_a_rest_of(
     torch.set_num_threads(count)
     for new in ([105], [111], [205], [1, 105, 103], [209, 1], [110, 207]):
         found = layers.run(new, new)
-        with monkeypatch.context() as patch:
-            patch.setattr(DecoderRows, "_step", lambda *_: None)
-            expected = layers.run(new, new)
+        expected = run_in_their_own_way(layers, new, new)
         assert all(map(same_bits, found, expected)), new
 
 

@@ -59,11 +59,10 @@ def _prepare_portable(args: EngineArgs, flags: ForkFlags) -> None:
             raise ValueError(
                 f"deterministic=True does not go with {argument}, since {reason}: leave it out."
             )
-    check_output_bias(
-        config_of(args).get_text_config(), "deterministic=True", "use a model without"
-    )
+    config = config_of(args)
+    check_output_bias(config.get_text_config(), "deterministic=True", "use a model without")
     if args.dtype == "auto":
-        dtype = hf_dtype(args.model, args.revision, config_of(args))
+        dtype = hf_dtype(args.model, args.revision, config)
         args.dtype = dtype if dtype is not None else args.dtype
     if args.dtype in ("float32", "float", torch.float32):
         raise ValueError(

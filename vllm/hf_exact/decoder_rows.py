@@ -220,8 +220,7 @@ class DecoderRows:
         if not runs:
             return RowsAtOnce(activated=rows_activated(((True, 0, num_rows),), self._width))
         qkv, output, gate_up, down = (
-            [n for way in ways.ways(runs, has_bias, self._heads.dtype) for n in way]
-            for ways, has_bias in self._ways
+            ways.ways(runs, has_bias, self._heads.dtype) for ways, has_bias in self._ways
         )
         return RowsAtOnce((qkv, output, gate_up, down), rows_activated(runs, self._width))
 

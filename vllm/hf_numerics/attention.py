@@ -125,9 +125,7 @@ class HFAttentionImpl(CPUAttentionBackendImpl):
 
     def _needs_no_mask(self, pieces: Pieces) -> bool:
         """Whether all prompts of a step fit into the window: see `_mask`."""
-        return self.sliding_window <= 0 or all(
-            pieces.seq_lens[piece] < self.sliding_window for piece, _, _ in pieces.several
-        )
+        return self.sliding_window <= 0 or pieces.longest < self.sliding_window
 
     def _attend_single(
         self, query: torch.Tensor, kv_cache: torch.Tensor, single: SingleTokens, scale: float

@@ -107,12 +107,7 @@ class _Plan:
         if all(is_single for is_single, _, _ in runs):
             return RowsAtOnce(activated=activated)
         qkv, output, gate_up, down = (
-            [
-                number
-                for way in _ways_of(one).ways(runs, one.bias is not None, dtype)
-                for number in way
-            ]
-            for one in products_of(first)
+            _ways_of(one).ways(runs, one.bias is not None, dtype) for one in products_of(first)
         )
         return RowsAtOnce((qkv, output, gate_up, down), activated)
 

@@ -57,6 +57,11 @@ class Pieces:
         return [span for span in self.spans if span[2] - span[1] > 1]
 
     @functools.cached_property
+    def longest(self) -> int:
+        """How many tokens the last row of one of `several` sees at most; 0 without any."""
+        return max((self.seq_lens[piece] for piece, _, _ in self.several), default=0)
+
+    @functools.cached_property
     def spans_of_several(self) -> torch.Tensor:
         """`several` as int64 [n, 4]: first row and end, request, tokens that the last row sees."""
         found = [

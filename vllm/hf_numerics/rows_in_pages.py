@@ -9,7 +9,7 @@ import torch
 from vllm.fork_ops.decoder_rows import Prompts, RowsInPages
 from vllm.hf_numerics.paged_attention import Heads
 from vllm.hf_numerics.prompt_attention import spans_by_way
-from vllm.hf_numerics.requests import Pieces, pieces_of
+from vllm.hf_numerics.requests import pieces_of
 from vllm.hf_numerics.single_tokens import single_tokens_of
 
 MOST_ROWS = 64
@@ -57,13 +57,8 @@ def _found(
         return None
     prompts = None
     if pieces.several:
-        if window and _longest(pieces) >= window:
+        if window and pieces.longest >= window:
             return None  # a mask is needed
         spans, library_spans = spans_by_way(heads, pieces.spans_of_several)
         prompts = Prompts(metadata.block_table, spans, library_spans)
     return RowsInPages(slots[:num_rows], blocks, starts, stops, rows.start, prompts)
-
-
-def _longest(pieces: Pieces) -> int:
-    """Return how many tokens a prompt of a step has at most."""
-    return max(pieces.seq_lens[piece] for piece, _, _ in pieces.several)
