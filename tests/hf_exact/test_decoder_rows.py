@@ -32,7 +32,7 @@ def layers_of(engine: ExactModel) -> list[Any]:
 
 
 def takes_operator(engine: ExactModel) -> bool:
-    return isinstance(engine.model.get_decoder().forward, DecoderRows)
+    return engine.grouped is not None and engine.grouped._operator is not None
 
 
 def step(engine: ExactModel, size: int = len(LENGTHS)) -> list[torch.Tensor]:
@@ -55,13 +55,13 @@ def step(engine: ExactModel, size: int = len(LENGTHS)) -> list[torch.Tensor]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of rows that the operator computes."""
     found: list[int] = []
-    compute = DecoderRows._compute
+    compute = DecoderRows.__call__
 
     def recorded(self: DecoderRows, x: torch.Tensor, *args: Any) -> torch.Tensor:
         found.append(len(x))
         return compute(self, x, *args)
 
-    monkeypatch.setattr(DecoderRows, "_compute", recorded)
+    monkeypatch.setattr(DecoderRows, "__call__", recorded)
     return found
 
 
@@ -77,8 +77,8 @@ def test_bits(shape: str, dtype: str, tmp_path: Path, calls: list[int]) -> None:
     assert calls == [4]
     assert all(map(same_bits, step(engine, 1), found))
     calls.clear()
-    decoder: Any = engine.model.get_decoder()
-    decoder.forward = decoder.forward._forward
+    assert engine.grouped is not None
+    engine.grouped._operator = None
     assert all(map(same_bits, step(engine), found))
     assert calls == []
 
@@ -113,6 +113,38 @@ def test_layers_that_are_watched_or_changed(
     assert not same_bits(step(engine)[0], expected[0])
     assert calls == []
     layers[0] = kept
+    assert all(map(same_bits, step(engine), expected))
+    assert calls == [4]
+
+
+@torch.inference_mode()
+def test_a_model_that_is_watched_or_changed(tmp_path: Path, calls: list[int]) -> None:
+    """What is around the layers is called as it is: the model itself, its head, its norm."""
+    engine = engine_of("tinyllama-1.1b", tmp_path)
+    if not takes_operator(engine):
+        pytest.skip("the kernels that it calls have not the bits of this CPU's libraries")
+    expected, model = step(engine), engine.model
+    calls.clear()
+    seen = []
+    for module in (model, model.lm_head, model.get_decoder(), model.get_decoder().norm):
+        hook = module.register_forward_hook(lambda *_: seen.append(1))
+        assert all(map(same_bits, step(engine), expected))
+        hook.remove()
+    assert (calls, seen) == ([], [1] * 4)
+    forward = model.forward
+
+    def louder(**arguments: Any) -> Any:
+        output = forward(**arguments)
+        output.logits = output.logits * 2
+        return output
+
+    model.forward = louder
+    assert same_bits(step(engine)[0], expected[0] * 2)
+    del model.forward
+    head, model.lm_head = model.lm_head, nn.Linear(*reversed(model.lm_head.weight.shape)).bfloat16()
+    assert not same_bits(step(engine)[0], expected[0])
+    model.lm_head = head
+    assert calls == []
     assert all(map(same_bits, step(engine), expected))
     assert calls == [4]
 

@@ -19,10 +19,13 @@ class WatchedModules:
 
     Args:
         parents: the modules that call them, and are called by others of these.
+        root: is called by nobody, and is looked at, too; or None.
     """
 
-    def __init__(self, parents: Iterable[nn.Module]) -> None:
+    def __init__(self, parents: Iterable[nn.Module], root: nn.Module | None = None) -> None:
         self._parts: list[dict[str, Any]] = [module._modules for module in parents]
+        if root is not None:
+            self._parts += {"": root}, root._modules
         self._children = self._current_children()
         self._hooks: list[Any] = [
             torch_module._global_forward_hooks,
@@ -38,12 +41,12 @@ class WatchedModules:
         self._forwards: list[Any] | None = None
 
     @classmethod
-    def of_decoder(cls, decoder: Any) -> WatchedModules:
+    def of_decoder(cls, decoder: Any, root: nn.Module | None = None) -> WatchedModules:
         """Return those of a model without its head, as ``LlamaModel``: of the model, its layers,
-        and their attention and MLPs.
+        and their attention and MLPs; and of the whole model, if it is given.
         """
         parts = [part for one in decoder.layers for part in (one, one.self_attn, one.mlp)]
-        return cls([decoder, decoder.layers, *parts])
+        return cls([decoder, decoder.layers, *parts], root)
 
     @property
     def are_unchanged(self) -> bool:

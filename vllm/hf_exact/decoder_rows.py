@@ -1,4 +1,4 @@
-"""Decoders of Transformers' models that compute a group as one operator: tokens, or prompts.
+"""The decoder layers of Transformers' models as one operator, for a group of tokens or prompts.
 
 It is the operator of `vllm.hf_numerics.decoder_rows`, with the bits that the layers' own modules
 give each request alone; whether it has them is tried with the whole model when the engine starts
@@ -14,32 +14,31 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from vllm.fork.watched_modules import WatchedModules
+from vllm.fork_ops import rms_norm_rounded
 from vllm.fork_ops.decoder_rows import (
     DecoderWeights,
     Epsilons,
     LayerWeights,
     RowOrder,
     RowsAtOnce,
+    RowsInPages,
     decoder_rows,
 )
 from vllm.fork_ops.ordered_products import SumOrder
-from vllm.hf_exact.group import Group
-from vllm.hf_exact.grouped_decode import PagedCache
-from vllm.hf_exact.own_code import own_code
+from vllm.hf_exact.rotations import Rotation
 from vllm.hf_numerics.activations import rows_activated
 from vllm.hf_numerics.linear import common_order, side_by_side
 from vllm.hf_numerics.paged_attention import Heads, adds_in_order, order_in_float32
 from vllm.hf_numerics.prompts_together import PromptsTogether
+from vllm.hf_numerics.requests import Run
 from vllm.hf_numerics.single_row_products import RowPlan, layout_of, placed
 
 _KINDS = ("Llama", "Mistral", "Qwen2", "Qwen3")
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def _is_kind(module: Any, part: str) -> bool:
+def is_kind(module: Any, part: str) -> bool:
     """Whether a module is a part, such as ``Model``, of one of `_KINDS` of Transformers' models."""
     name = f"{type(module).__module__}.{type(module).__qualname__}"
     return name in {
@@ -149,80 +148,71 @@ class _Layer:
 
 
 class DecoderRows:
-    """Stands in for the ``forward`` of a model without its head.
+    """Computes what the layers of a model do, and the norm behind them.
 
     Args:
         decoder: for which `can_compute` holds.
-        group: what the model computes.
     """
 
-    def __init__(self, decoder: Any, group: Group) -> None:
-        self._forward = decoder.forward
+    def __init__(self, decoder: Any) -> None:
         self._decoder = decoder
-        self._group = group
         layers = list(decoder.layers)
-        self._watched = WatchedModules.of_decoder(decoder)
         self._layers = [_Layer(layer) for layer in layers]
         self._parameters: list[torch.Tensor | None] = []
         self._made: DecoderWeights | None = None
-        self._heads = _heads_of(layers[0].self_attn)
+        self.heads = _heads_of(layers[0].self_attn)
         self._width: int = layers[0].mlp.down_proj.in_features
+        self._scaling: float = layers[0].self_attn.scaling
         self._ways = _ways_of(layers[0])
 
     @property
     def takes_prompts(self) -> bool:
-        """Whether it computes prompts now: in 16 bits, unless modules were replaced or hooked."""
-        return bool(self._ways) and self._watched.are_unchanged
+        """Whether it computes prompts: in 16 bits."""
+        return bool(self._ways)
 
     def __call__(
-        self, input_ids: torch.Tensor | None = None, *args: Any, **kwargs: Any
-    ) -> BaseModelOutputWithPast:
-        """As ``LlamaModel.forward``; input_ids: int64 [num_requests, 1] of tokens, or
-        [1, num_tokens] of prompts.
-        """
-        cache = kwargs.get("past_key_values")
-        if input_ids is not None and isinstance(cache, PagedCache) and self._takes_group:
-            rows = self._compute(input_ids, kwargs["position_ids"], cache)
-            return BaseModelOutputWithPast(last_hidden_state=rows, past_key_values=cache)
-        output: BaseModelOutputWithPast = self._forward(input_ids, *args, **kwargs)
-        return output
-
-    @property
-    def _takes_group(self) -> bool:
-        return self.takes_prompts if self._group.prompts else self._watched.are_unchanged
-
-    def _compute(
-        self, input_ids: torch.Tensor, position_ids: torch.Tensor, cache: PagedCache
+        self,
+        x: torch.Tensor,
+        rotation: Rotation,
+        pages: Sequence[torch.Tensor],
+        places: Sequence[RowsInPages],
+        prompts: tuple[Run, ...] = (),
+        kept: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        decoder = self._decoder
-        x = decoder.embed_tokens(input_ids)
-        angles = decoder.rotary_emb(x, position_ids=position_ids)
-        places = [cache.rows_of(one.self_attn.layer_idx, self._heads) for one in decoder.layers]
-        # `rotate_rounded` takes a table, of which each row is meant.
-        table = torch.cat([one.flatten(0, 1)[:, : one.shape[-1] // 2] for one in angles], dim=-1)
-        with own_code():
-            added, total = decoder_rows(
-                x.flatten(0, 1),
-                self._weights,
-                torch.arange(len(table)),
-                table,
-                [pages.kv_cache for pages, _ in places],
-                [own for _, own in places],
-                is_neox=True,
-                scale=decoder.layers[0].self_attn.scaling,
-                at_once=self._at_once(len(table)),
-            )
-        return decoder.norm((total + added).view(x.shape))
+        """Return what the model's head is given, [n, hidden_size].
 
-    def _at_once(self, num_rows: int) -> RowsAtOnce:
+        Args:
+            x: [num_tokens, hidden_size].
+            rotation: of each token.
+            pages: of each layer.
+            places: of the tokens in the pages of each layer.
+            prompts: the rows of each; none if they are single tokens.
+            kept: int64 [n], rows whose result is asked for; None of all.
+        """
+        added, total = decoder_rows(
+            x,
+            self._weights,
+            rotation.rows,
+            rotation.table,
+            pages,
+            places,
+            is_neox=True,
+            scale=self._scaling,
+            at_once=self._at_once(len(x), prompts),
+        )
+        if kept is not None:
+            added, total = added[kept], total[kept]
+        norm = self._decoder.norm
+        return rms_norm_rounded(added, norm.weight, norm.variance_epsilon, total)[0]
+
+    def _at_once(self, num_rows: int, prompts: tuple[Run, ...]) -> RowsAtOnce:
         """Return which rows of the group are computed at once."""
-        runs = self._group.prompts
-        if not runs:
+        if not prompts:
             return RowsAtOnce(activated=rows_activated(((True, 0, num_rows),), self._width))
         qkv, output, gate_up, down = (
-            ways.ways(runs, has_bias, self._heads.dtype) for ways, has_bias in self._ways
+            ways.ways(prompts, has_bias, self.heads.dtype) for ways, has_bias in self._ways
         )
-        return RowsAtOnce((qkv, output, gate_up, down), rows_activated(runs, self._width))
+        return RowsAtOnce((qkv, output, gate_up, down), rows_activated(prompts, self._width))
 
     @property
     def _weights(self) -> DecoderWeights:
@@ -265,19 +255,19 @@ def can_compute(decoder: Any, attention_name: str) -> bool:
     """Whether the operator is what a model's layers compute, with the kernels that this CPU has.
 
     Args:
-        decoder: a module of a Transformers model.
+        decoder: of a Transformers model.
         attention_name: of the model's implementation.
     """
-    if not _is_kind(decoder, "Model") or attention_name != "sdpa" or not len(decoder.layers):
+    if not is_kind(decoder, "Model") or attention_name != "sdpa" or not len(decoder.layers):
         return False
     return (
-        all(map(_computes_as_its_class, decoder.modules()))
+        all(map(computes_as_its_class, decoder.modules()))
         and all(map(_can_compute, decoder.layers))
         and len({*map(_shape_of, decoder.layers)}) == 1
     )
 
 
-def _computes_as_its_class(module: nn.Module) -> bool:
+def computes_as_its_class(module: nn.Module) -> bool:
     """Whether a module's ``forward`` is what its class was written with: others may patch it."""
     forward = type(module).forward
     if forward is nn.Module.forward:  # it is not called
@@ -299,7 +289,7 @@ def _shape_of(layer: Any) -> tuple[Any, ...]:
 
 
 def _can_compute(layer: Any) -> bool:
-    if not _is_kind(layer, "DecoderLayer"):
+    if not is_kind(layer, "DecoderLayer"):
         return False
     attention, mlp = layer.self_attn, layer.mlp
     products = [one for parts in _products(layer) for one in parts]

@@ -11,7 +11,7 @@ the loaded weights; if it does not, requests are computed alone.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,8 @@ from vllm.hf_exact.alone import sliding_windows
 from vllm.hf_exact.attention_name import AttentionName
 from vllm.hf_exact.group import Group
 from vllm.hf_exact.kv_pages import LayerPages
-from vllm.hf_numerics.paged_attention import Heads, attend_in_pages
+from vllm.hf_exact.one_operator import OneOperator
+from vllm.hf_numerics.paged_attention import attend_in_pages
 
 _ROPES = {"default", "linear", "llama3", "yarn"}  # others look at how long a sequence is
 
@@ -71,26 +72,39 @@ class GroupPages(NoTensor):
         return key.contiguous(), value.contiguous()
 
 
-class PagedCache(DynamicCache):
-    """HF's cache as a model's layers call it, whose keys and values are in pages."""
-
-    def rows_of(self, layer_idx: int, heads: Heads) -> tuple[LayerPages, RowsInPages]:
-        """Return the pages of a layer, and where the tokens of the step are in them.
-
-        Args:
-            layer_idx: of the layer.
-            heads: of its attention.
-        """
-        raise NotImplementedError
+Places = dict[int | None, RowsInPages]
+"""Where the newest tokens of requests are, for each sliding window of a model, None without."""
 
 
-class GroupCache(PagedCache):
-    """For one new token of several requests.
+def places_of(
+    pages: LayerPages, windows: Iterable[int | None], blocks: torch.Tensor, positions: torch.Tensor
+) -> Places:
+    """Return where the newest token of each request is, and what it sees.
+
+    Args:
+        pages: of any layer.
+        windows: of the layers.
+        blocks: int32 [num_requests, max_blocks].
+        positions: int64 [num_requests].
+    """
+    slots = pages.slots_of(blocks, torch.arange(len(positions), device=blocks.device), positions)
+    stops = positions + 1
+    starts = {
+        window: torch.zeros_like(positions)
+        if window is None
+        else torch.clamp_min(stops - window, 0)
+        for window in set(windows)
+    }
+    return {window: RowsInPages(slots, blocks, own, stops) for window, own in starts.items()}
+
+
+class GroupCache(DynamicCache):
+    """HF's cache as a model's layers call it, for one new token of several requests.
 
     Args:
         layers: the pages of each layer.
         windows: the sliding window of each layer, None without.
-        blocks: int [num_requests, max_blocks].
+        places: of the new tokens.
         positions: of the new tokens.
     """
 
@@ -98,26 +112,12 @@ class GroupCache(PagedCache):
         self,
         layers: Sequence[LayerPages],
         windows: Sequence[int | None],
-        blocks: torch.Tensor,
+        places: Places,
         positions: Sequence[int],
     ) -> None:
         super().__init__()
-        self._pages, self._windows = layers, windows
-        self._blocks, self._positions = blocks, positions
-        self._places = torch.tensor(positions, device=blocks.device)
-        rows = torch.arange(len(positions), device=blocks.device)
-        self._slots = layers[0].slots_of(blocks, rows, self._places)
-        self._stops = self._places + 1
-        self._starts = {
-            window: torch.zeros_like(self._places)
-            if window is None
-            else torch.clamp_min(self._stops - window, 0)
-            for window in set(windows)
-        }
-        self._rows_in_pages = {
-            window: RowsInPages(self._slots, blocks, starts, self._stops)
-            for window, starts in self._starts.items()
-        }
+        self._pages, self._places = layers, [places[window] for window in windows]
+        self._last = max(positions)
 
     def update(
         self,
@@ -128,23 +128,18 @@ class GroupCache(PagedCache):
         **__: Any,
     ) -> tuple[Any, Any]:
         """Store [num_requests, num_heads, 1, head_size]; return where all are, twice."""
-        pages = self._pages[layer_idx]
-        pages.write(self._slots, key_states[:, :, 0], value_states[:, :, 0])
-        starts = self._starts[self._windows[layer_idx]]
-        found = GroupPages(pages, self._blocks, starts, self._stops)
+        pages, place = self._pages[layer_idx], self._places[layer_idx]
+        pages.write(place.slots, key_states[:, :, 0], value_states[:, :, 0])
+        found = GroupPages(pages, place.blocks, place.starts, place.stops)
         return found, found
-
-    def rows_of(self, layer_idx: int, heads: Heads) -> tuple[LayerPages, RowsInPages]:
-        """As in `PagedCache`."""
-        return self._pages[layer_idx], self._rows_in_pages[self._windows[layer_idx]]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return the length of the longest sequence; masks and positions do not follow from it."""
-        return max(self._positions)
+        return self._last
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """As ``DynamicCache.get_mask_sizes``, for masks that are not made."""
-        return max(self._positions) + query_length, 0
+        return self._last + query_length, 0
 
 
 def can_group(model: PreTrainedModel) -> bool:
@@ -171,11 +166,19 @@ class GroupedDecode:
         model: for which `can_group` holds.
         layers: the pages of each layer.
         group: of the layers that stand in for the model's (`stand_in`).
+        operator: of all layers, where there is one.
     """
 
-    def __init__(self, model: PreTrainedModel, layers: Sequence[LayerPages], group: Group) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        layers: Sequence[LayerPages],
+        group: Group,
+        operator: OneOperator | None = None,
+    ) -> None:
         self._model = model
         self._layers = layers
+        self._operator = operator
         self._windows = sliding_windows(model, len(layers))
         self._attention = AttentionName(model, _GROUPED[model.config._attn_implementation])
         self._group = group
@@ -193,13 +196,16 @@ class GroupedDecode:
         Raises:
             PagesAreReadError: the model's requests cannot be computed together.
         """
-        cache = GroupCache(self._layers, self._windows, blocks, positions)
-        places = torch.tensor(positions, device=token_ids.device)[:, None]
+        position_ids = torch.tensor(positions, device=token_ids.device)
+        places = places_of(self._layers[0], self._windows, blocks, position_ids)
+        if self._operator is not None and self._operator.takes_tokens:
+            of_layers = [places[window] for window in self._windows]
+            return self._operator.tokens(token_ids, positions, position_ids, of_layers)
         with self._group.of_rows(), self._attention.is_used():
             output = self._model(
                 input_ids=token_ids[:, None],
-                position_ids=places,
-                past_key_values=cache,
+                position_ids=position_ids[:, None],
+                past_key_values=GroupCache(self._layers, self._windows, places, positions),
                 use_cache=True,
                 return_dict=True,
             )

@@ -15,23 +15,22 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from vllm.fork_ops.decoder_rows import Prompts, RowsInPages
 from vllm.hf_exact.alone import keeps_last, sliding_windows
 from vllm.hf_exact.attention_name import AttentionName
-from vllm.hf_exact.decoder_rows import DecoderRows
 from vllm.hf_exact.group import Group
 from vllm.hf_exact.grouped_decode import (
     NoTensor,
-    PagedCache,
     PagesAreReadError,
     calls_only_sdpa,
     can_group,
 )
 from vllm.hf_exact.kv_pages import LayerPages
+from vllm.hf_exact.one_operator import OneOperator
 from vllm.hf_exact.own_code import own_code
 from vllm.hf_numerics.paged_attention import Heads
 from vllm.hf_numerics.prompt_attention import attend_to_prompts, spans_by_way
@@ -56,7 +55,7 @@ class PromptPages(NoTensor):
     spans: torch.Tensor
 
 
-class PromptsCache(PagedCache):
+class PromptsCache(DynamicCache):
     """HF's cache as a model's layers call it, for several prompts.
 
     Args:
@@ -76,7 +75,6 @@ class PromptsCache(PagedCache):
         super().__init__()
         self._pages = layers
         self._blocks, self._spans, self._slots = blocks, spans, slots
-        self._rows: RowsInPages | None = None
 
     def update(
         self,
@@ -92,14 +90,6 @@ class PromptsCache(PagedCache):
             pages.write(self._slots, key_states[0].transpose(0, 1), value_states[0].transpose(0, 1))
         found = PromptPages(pages, self._blocks, self._spans)
         return found, found
-
-    def rows_of(self, layer_idx: int, heads: Heads) -> tuple[LayerPages, RowsInPages]:
-        """As in `PagedCache`; no window is shorter than a prompt."""
-        if self._rows is None:
-            none = self._slots[:0]
-            prompts = Prompts(self._blocks, *spans_by_way(heads, self._spans))
-            self._rows = RowsInPages(self._slots, self._blocks[:0], none, none, prompts=prompts)
-        return self._pages[layer_idx], self._rows
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return that nothing is cached before."""
@@ -117,14 +107,22 @@ class GroupedPrompts:
         model: for which `can_group_prompts` holds.
         layers: the pages of each layer.
         group: of the layers that stand in for the model's (`stand_in`).
+        operator: of all layers, where there is one.
 
     Attributes:
         takes_one: whether a prompt by itself has its bits where `is_one_operator`.
     """
 
-    def __init__(self, model: PreTrainedModel, layers: Sequence[LayerPages], group: Group) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        layers: Sequence[LayerPages],
+        group: Group,
+        operator: OneOperator | None = None,
+    ) -> None:
         self._model = model
         self._layers = layers
+        self._operator = operator
         self._attention = AttentionName(model, _ATTENTION)
         self._group = group
         self.takes_one = False
@@ -135,8 +133,7 @@ class GroupedPrompts:
     @property
     def is_one_operator(self) -> bool:
         """Whether the layers are computed as one operator now, which saves time for one, too."""
-        forward = getattr(self._model.get_decoder(), "forward", None)
-        return isinstance(forward, DecoderRows) and forward.takes_prompts
+        return self._operator is not None and self._operator.takes_prompts
 
     def split(self, lengths: dict[int, int]) -> list[list[int]]:
         """Return which prompts are computed together; others are in none of these.
@@ -170,21 +167,36 @@ class GroupedPrompts:
         lengths = [len(prompt) for prompt in prompts]
         ends = list(accumulate(lengths))
         runs = tuple((False, begin, end) for begin, end in pairwise([0, *ends]))
-        spans = [(begin, end, row, end - begin) for row, (_, begin, end) in enumerate(runs)]
+        spans = torch.tensor(
+            [(begin, end, i, end - begin) for i, (_, begin, end) in enumerate(runs)]
+        )
         positions = torch.cat([torch.arange(length) for length in lengths])
         rows = torch.arange(len(prompts)).repeat_interleave(torch.tensor(lengths))
         slots = self._layers[0].slots_of(blocks, rows, positions)
-        cache = PromptsCache(self._layers, blocks, torch.tensor(spans), slots)
+        token_ids, last = torch.cat(list(prompts)), torch.tensor(ends) - 1
+        if self._operator is not None and self._operator.takes_prompts:
+            place = _place_of(blocks, spans, slots, self._operator.heads)
+            places = [place] * len(self._layers)
+            return self._operator.prompts(token_ids, positions, places, runs, last)
         with self._group.of_prompts(runs), self._attention.is_used():
             output = self._model(
-                input_ids=torch.cat(list(prompts))[None],
+                input_ids=token_ids[None],
                 position_ids=positions[None],
-                past_key_values=cache,
+                past_key_values=PromptsCache(self._layers, blocks, spans, slots),
                 use_cache=True,
-                logits_to_keep=torch.tensor(ends) - 1,
+                logits_to_keep=last,
                 return_dict=True,
             )
         return output.logits[0]
+
+
+def _place_of(
+    blocks: torch.Tensor, spans: torch.Tensor, slots: torch.Tensor, heads: Heads
+) -> RowsInPages:
+    """Return where prompts are, in each layer: no window is shorter than one."""
+    none = slots[:0]
+    prompts = Prompts(blocks, *spans_by_way(heads, spans))
+    return RowsInPages(slots, blocks[:0], none, none, prompts=prompts)
 
 
 def can_group_prompts(model: PreTrainedModel) -> bool:

@@ -25,6 +25,7 @@ from vllm.hf_exact.group import Group
 from vllm.hf_exact.grouped_decode import GroupedDecode, can_group
 from vllm.hf_exact.grouped_prompts import GroupedPrompts, can_group_prompts
 from vllm.hf_exact.kv_pages import StepMetadata
+from vllm.hf_exact.one_operator import OneOperator, is_one_operator
 from vllm.hf_exact.self_check import equal_group_sizes, why_no_prompts
 from vllm.hf_exact.stand_ins import stand_in
 from vllm.logger import init_logger
@@ -68,17 +69,25 @@ class ExactModel(nn.Module):
         self._group = Group()
         self.grouped: GroupedDecode | None = None
         self.prompts: GroupedPrompts | None = None
-        if can_group(model):
-            self.grouped = GroupedDecode(model, self.layers, self._group)
-        if can_group_prompts(model):
-            self.prompts = GroupedPrompts(model, self.layers, self._group)
         self.group_sizes: dict[int, list[int]] = {}
         self.groups_prompts: dict[int, bool] = {}
         self._logits: list[torch.Tensor] = []
         self.adapters: PeftAdapters | None = None
         if (config := vllm_config.lora_config) is not None:
             self.adapters = PeftAdapters(model, config, on_load=self._try_groups)
+        self._make_groups(model)
         self._try_groups(NO_ADAPTER)
+
+    def _make_groups(self, model: PreTrainedModel) -> None:
+        """Make what computes several requests, before anything stands in for a layer."""
+        if not can_group(model):
+            return
+        operator = None
+        if is_one_operator(model, model.config._attn_implementation):
+            operator = OneOperator(model, self.layers, self._group)
+        self.grouped = GroupedDecode(model, self.layers, self._group, operator)
+        if can_group_prompts(model):
+            self.prompts = GroupedPrompts(model, self.layers, self._group, operator)
 
     def _try_groups(self, adapter_id: int) -> None:
         """Find out how many requests with an adapter, which is active, can be computed together."""

@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2CLS
 from transformers.pytorch_utils import Conv1D
 
-from vllm.hf_exact.decoder_rows import DecoderRows, can_compute
 from vllm.hf_exact.group import Group
 from vllm.hf_exact.row_linear import RowLinear
 from vllm.hf_numerics.activations import parts_of_runs
@@ -37,16 +36,14 @@ def stand_in(model: PreTrainedModel, group: Group) -> None:
     for module in model.modules():
         if _has_stand_in(module):
             continue
-        if can_compute(module, model.config._attn_implementation):
-            vars(module)["forward"] = DecoderRows(module, group)
-        elif (forward := _forward_for(module, group)) is not None:
+        if (forward := _forward_for(module, group)) is not None:
             vars(module)["forward"] = forward
 
 
 def standing_in(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the layers that keep prompts apart, because something stands in for them."""
     for module in model.modules():
-        if _has_stand_in(module) and not isinstance(module.forward, DecoderRows):
+        if _has_stand_in(module):
             yield module
 
 
