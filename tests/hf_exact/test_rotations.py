@@ -1,4 +1,4 @@
-"""Rotations of tokens that are kept: they have the bits that the model's module gives each alone."""
+"""Rotations of tokens that are kept have the bits that the model gives each token alone."""
 
 from __future__ import annotations
 
