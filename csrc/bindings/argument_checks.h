@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <sstream>
 #include <stdexcept>
-#include <string>
+#include <ostream>
 
 namespace vllm_fork {
 
@@ -23,21 +23,28 @@ void check(bool condition, const Parts&... parts) {
   throw std::runtime_error(sentence.str());
 }
 
-// The name that Python gives to a dtype, for those that a caller may plausibly pass.
-inline std::string dtype_name(ScalarType type) {
-  switch (type) {
-    case ScalarType::Float: return "float32";
-    case ScalarType::Double: return "float64";
-    case ScalarType::Half: return "float16";
-    case ScalarType::BFloat16: return "bfloat16";
-    case ScalarType::Int: return "int32";
-    case ScalarType::Long: return "int64";
-    case ScalarType::Char: return "int8";
-    case ScalarType::Byte: return "uint8";
-    case ScalarType::Bool: return "bool";
-    default: return std::string("torch's ") + toString(type);
+// The name that Python gives to a dtype, for those that a caller may plausibly pass. It is made
+// where it is said: a step checks dtypes dozens of times.
+struct DtypeName {
+  ScalarType type;
+};
+
+inline std::ostream& operator<<(std::ostream& out, const DtypeName& name) {
+  switch (name.type) {
+    case ScalarType::Float: return out << "float32";
+    case ScalarType::Double: return out << "float64";
+    case ScalarType::Half: return out << "float16";
+    case ScalarType::BFloat16: return out << "bfloat16";
+    case ScalarType::Int: return out << "int32";
+    case ScalarType::Long: return out << "int64";
+    case ScalarType::Char: return out << "int8";
+    case ScalarType::Byte: return out << "uint8";
+    case ScalarType::Bool: return out << "bool";
+    default: return out << "torch's " << toString(name.type);
   }
 }
+
+inline DtypeName dtype_name(ScalarType type) { return {type}; }
 
 inline void check_dtype(const char* op, const char* name, const Tensor& tensor,
                         ScalarType expected) {

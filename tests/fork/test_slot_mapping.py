@@ -41,12 +41,18 @@ def test_every_token_has_the_slot_of_its_block() -> None:
     positions = torch.cat(
         [torch.arange(first, first + n) for first, n in zip(firsts, lengths, strict=True)]
     )
-    slots = torch.full((int(starts[-1]),), -7)
+    num_tokens, behind = int(starts[-1]), 3
+    slots = torch.full((num_tokens + behind,), -7)
+    upstreams = slots.clone()
+    positions = torch.cat([positions, torch.zeros(behind, dtype=torch.int64)])
     kernel = launched()
     kernel[(rows + 1,)](  # type: ignore[index]
-        *(len(slots), len(slots), starts, positions, table, blocks, slots),
+        *(num_tokens, len(slots), starts, positions, table, blocks, slots),
         *(block_size, 1, 0, 1, -1, 1024),
     )
     row = torch.repeat_interleave(torch.arange(rows), torch.tensor(lengths))
-    expected = table[row, positions // block_size].long() * block_size + positions % block_size
-    assert torch.equal(slots, expected)
+    place = positions[:num_tokens]
+    expected = table[row, place // block_size].long() * block_size + place % block_size
+    assert torch.equal(slots[:num_tokens], expected)
+    torch.ops._C.compute_slot_mapping_kernel_impl(starts, positions, table, upstreams, block_size)
+    assert torch.equal(slots, upstreams)

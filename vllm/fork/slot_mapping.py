@@ -1,15 +1,17 @@
-"""Where in the KV cache each token goes: the C++ stand-in for Triton's kernel on CPUs.
+"""Where in the KV cache each token goes: what stands in for Triton's kernel on CPUs.
 
 vLLM 0.32.0's own stand-in (``_compute_slot_mapping_kernel_impl`` of
 ``vllm/utils/cpu_triton_utils.py``) has a parameter that its kernel no longer has, so that without
 Triton-CPU no step of an engine runs. The wheel that is pinned for CPUs has it repaired; a wheel
-that was built from vLLM's source release has not.
+that was built from vLLM's source release has not. Its C++ starts all threads for a sum of a few
+numbers, and waits at the end of it for those that have lost their cores.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -42,6 +44,8 @@ def compute_slot_mapping(
         total_cp_world_size: ranks of context parallelism, which CPUs have not.
     """
     assert total_cp_world_size == 1, "Context parallelism is not supported on CPUs."
-    torch.ops._C.compute_slot_mapping_kernel_impl(
-        query_start_loc, positions, block_table, slot_mapping, kv_cache_block_size
-    )
+    lengths = np.diff(query_start_loc.numpy())
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    blocks, offsets = np.divmod(positions.numpy()[: len(rows)], kv_cache_block_size)
+    firsts = block_table.numpy()[rows, blocks].astype(np.int64) * kv_cache_block_size
+    np.add(firsts, offsets, out=slot_mapping.numpy()[: len(rows)])

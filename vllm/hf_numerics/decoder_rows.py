@@ -78,6 +78,8 @@ class _Plan:
 
     Attributes:
         watched: the modules that are not called.
+        rotary: the rotary embedding of all layers.
+        scale: of the scores.
         heads: of the attention.
     """
 
@@ -85,7 +87,11 @@ class _Plan:
         layers = self._layers = list(decoder.layers)
         self._orders = orders
         self.watched = WatchedModules.of_decoder(decoder)
-        self._sources = [source for layer in layers for source in _parameters_of(layer)]
+        self.rotary = layers[0].self_attn.rotary_emb
+        self._attentions = [layer.self_attn.attn for layer in layers]
+        self.scale: float = self._attentions[0].impl.scale
+        sources = [source for layer in layers for source in _parameters_of(layer)]
+        self._sources = [*zip(*sources, strict=True)]  # dictionaries, and names in them
         self._parameters: list[torch.Tensor | None] = []
         self._weights: DecoderWeights | None = None
         self.heads = _heads_of(layers[0].self_attn.attn, layers[0].input_layernorm.weight.dtype)
@@ -112,9 +118,14 @@ class _Plan:
         return RowsAtOnce((qkv, output, gate_up, down), activated)
 
     @property
+    def pages(self) -> list[torch.Tensor]:
+        """The part of the KV cache of each layer."""
+        return [one.kv_cache for one in self._attentions]
+
+    @property
     def weights(self) -> DecoderWeights:
         """What the layers compute with now: a running engine may be given other parameters."""
-        found = [source.get(name) for source, name in self._sources]
+        found = [*map(dict.get, *self._sources)]
         if self._weights is None or any(map(operator.is_not, found, self._parameters)):
             self._parameters, self._weights = found, self._made(found)
         return self._weights
@@ -204,19 +215,17 @@ class DecoderRows:
         places: list[RowsInPages],
         at_once: RowsAtOnce,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        layers = self._decoder.layers
-        rotary, attn = layers[0].self_attn.rotary_emb, layers[0].self_attn.attn
         # vLLM's parameters have Python called for each operator that they are given to.
         with torch._C.DisableTorchFunctionSubclass():
             return decoder_rows(
                 x,
                 plan.weights,
                 positions,
-                rotary._match_cos_sin_cache_dtype(x),
-                [layer.self_attn.attn.kv_cache for layer in layers],
+                plan.rotary._match_cos_sin_cache_dtype(x),
+                plan.pages,
                 places,
-                is_neox=rotary.is_neox_style,
-                scale=attn.impl.scale,
+                is_neox=plan.rotary.is_neox_style,
+                scale=plan.scale,
                 at_once=at_once,
             )
 

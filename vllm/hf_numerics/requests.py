@@ -154,6 +154,9 @@ def runs_of(starts: Sequence[int]) -> tuple[Run, ...]:
     Args:
         starts: first row of each piece, and the number of rows.
     """
+    num_rows = starts[-1]
+    if starts == [*range(num_rows + 1)]:  # as most steps are
+        return ((True, 0, num_rows),) if num_rows else ()
     spans = [span for span in pairwise(starts) if span[0] < span[1]]
     merged: list[Run] = []
     for is_single, group in groupby(spans, key=lambda span: span[1] - span[0] == 1):
