@@ -9,7 +9,7 @@ layers' own parameters become views of these.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -57,7 +57,6 @@ class SideBySide:
     def __init__(self, layers: list[nn.Linear]) -> None:
         self._layers = layers
         self._places: list[int] = []
-        self._join()
 
     # Not inference tensors, which could not be written to elsewhere.
     @torch.inference_mode(False)
@@ -66,18 +65,25 @@ class SideBySide:
         self._weight = _joined([layer.weight for layer in self._layers])
         biases = [layer.bias for layer in self._layers if layer.bias is not None]
         self._bias = _joined(biases) if biases else None
-        self._places = self._pointers()
+        self._places = places_of(self.own)
 
-    def _pointers(self) -> list[int]:
-        own = [one for layer in self._layers for one in layer._parameters.values()]
-        return [one.data_ptr() for one in own if one is not None]
+    @property
+    def own(self) -> list[torch.Tensor]:
+        """The layers' own parameters."""
+        found = [one for layer in self._layers for one in layer._parameters.values()]
+        return [one for one in found if one is not None]
 
     @property
     def parameters(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Weight and bias of all; parameters may have been given other memory since."""
-        if self._pointers() != self._places:
+        if places_of(self.own) != self._places:
             self._join()
         return self._weight, self._bias
+
+
+def places_of(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Return where tensors lie in memory."""
+    return [*map(torch.Tensor.data_ptr, tensors)]
 
 
 def _joined(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -108,6 +114,9 @@ class _Layer:
 
     Args:
         layer: for which `_can_compute` holds.
+
+    Attributes:
+        sources: where the layer's own parameters are: a dictionary, and the name in it.
     """
 
     def __init__(self, layer: Any) -> None:
@@ -122,6 +131,17 @@ class _Layer:
         norms = (layer.input_layernorm, layer.post_attention_layernorm)
         self._norms = [*(norm._parameters for norm in norms), *of_heads]
         self._products = [attention.o_proj._parameters, mlp.down_proj._parameters]
+        joined = [attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj]
+        self.sources = [
+            *((own, "weight") for own in self._norms),
+            *((own, name) for own in self._products for name in ("weight", "bias")),
+            *((one._parameters, name) for one in joined for name in ("weight", "bias")),
+        ]
+
+    @property
+    def joined(self) -> list[torch.Tensor]:
+        """The parameters that are views of what `parameters` has."""
+        return [*self._qkv.own, *self._gate_up.own]
 
     @property
     def parameters(self) -> list[torch.Tensor | None]:
@@ -158,8 +178,12 @@ class DecoderRows:
         self._decoder = decoder
         layers = list(decoder.layers)
         self._layers = [_Layer(layer) for layer in layers]
-        self._parameters: list[torch.Tensor | None] = []
-        self._made: DecoderWeights | None = None
+        sources = [source for layer in self._layers for source in layer.sources]
+        self._sources = [*zip(*sources, strict=True)]  # dictionaries, and names in them
+        self._found: list[torch.Tensor | None] = []
+        self._joined: list[torch.Tensor] = []
+        self._places: list[int] = []
+        self._made = self._made_now()
         self.heads = _heads_of(layers[0].self_attn)
         self._width: int = layers[0].mlp.down_proj.in_features
         self._scaling: float = layers[0].self_attn.scaling
@@ -217,11 +241,17 @@ class DecoderRows:
     @property
     def _weights(self) -> DecoderWeights:
         """What the layers compute with now."""
-        own = [layer.parameters for layer in self._layers]
-        found = [one for parameters in own for one in parameters]
-        if self._made is None or any(map(operator.is_not, found, self._parameters)):
-            self._parameters, self._made = found, self._weights_of(own)
+        found = map(dict.get, *self._sources)
+        if any(map(operator.is_not, found, self._found)) or places_of(self._joined) != self._places:
+            self._made = self._made_now()
         return self._made
+
+    def _made_now(self) -> DecoderWeights:
+        made = self._weights_of([layer.parameters for layer in self._layers])
+        self._found = [*map(dict.get, *self._sources)]
+        self._joined = [one for layer in self._layers for one in layer.joined]
+        self._places = places_of(self._joined)
+        return made
 
     def _weights_of(self, parameters: list[list[torch.Tensor | None]]) -> DecoderWeights:
         first = self._decoder.layers[0]

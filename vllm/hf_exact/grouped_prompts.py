@@ -151,7 +151,7 @@ class GroupedPrompts:
                 num_tokens = 0
             groups[-1].append(i)
             num_tokens += length
-        takes_one = self.takes_one and self.is_one_operator
+        takes_one = bool(groups) and self.takes_one and self.is_one_operator
         return [group for group in groups if len(group) > 1 or takes_one]
 
     def __call__(self, prompts: Sequence[torch.Tensor], blocks: torch.Tensor) -> torch.Tensor:
