@@ -8,6 +8,7 @@ layers' own parameters become views of these.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -28,6 +29,7 @@ from vllm.fork_ops.decoder_rows import (
 from vllm.fork_ops.ordered_products import SumOrder
 from vllm.hf_exact.rotations import Rotation
 from vllm.hf_numerics.activations import rows_activated
+from vllm.hf_numerics.decoder_rows import STEPS_KEPT
 from vllm.hf_numerics.linear import common_order, side_by_side
 from vllm.hf_numerics.paged_attention import Heads, adds_in_order, order_in_float32
 from vllm.hf_numerics.prompts_together import PromptsTogether
@@ -188,6 +190,7 @@ class DecoderRows:
         self._width: int = layers[0].mlp.down_proj.in_features
         self._scaling: float = layers[0].self_attn.scaling
         self._ways = _ways_of(layers[0])
+        self._at_once = functools.lru_cache(STEPS_KEPT)(self._found_at_once)
 
     @property
     def takes_prompts(self) -> bool:
@@ -229,7 +232,7 @@ class DecoderRows:
         norm = self._decoder.norm
         return rms_norm_rounded(added, norm.weight, norm.variance_epsilon, total)[0]
 
-    def _at_once(self, num_rows: int, prompts: tuple[Run, ...]) -> RowsAtOnce:
+    def _found_at_once(self, num_rows: int, prompts: tuple[Run, ...]) -> RowsAtOnce:
         """Return which rows of the group are computed at once."""
         if not prompts:
             return RowsAtOnce(activated=rows_activated(((True, 0, num_rows),), self._width))

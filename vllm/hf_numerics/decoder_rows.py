@@ -9,6 +9,7 @@ modules that were replaced, on ranks of tensor or pipeline parallelism.
 
 from __future__ import annotations
 
+import functools
 import operator
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,9 @@ from vllm.model_executor.layers.activation import SiluAndMul
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+STEPS_KEPT = 256
+"""Of so many kinds of steps it is kept how their rows are computed."""
+
 _Orders = tuple[RowOrder, RowOrder, RowOrder, RowOrder]
 
 
@@ -81,6 +85,7 @@ class _Plan:
         rotary: the rotary embedding of all layers.
         scale: of the scores.
         heads: of the attention.
+        at_once: returns which rows of a step, of these runs, are computed at once.
     """
 
     def __init__(self, decoder: Any, orders: list[_Orders]) -> None:
@@ -95,17 +100,7 @@ class _Plan:
         self._parameters: list[torch.Tensor | None] = []
         self._weights: DecoderWeights | None = None
         self.heads = _heads_of(layers[0].self_attn.attn, layers[0].input_layernorm.weight.dtype)
-        self._last: tuple[tuple[Run, ...], RowsAtOnce] | None = None
-
-    def at_once(self, runs: tuple[Run, ...]) -> RowsAtOnce:
-        """Return which rows of a step are computed at once.
-
-        Args:
-            runs: of the step.
-        """
-        if self._last is None or self._last[0] is not runs:
-            self._last = runs, self._found_at_once(runs)
-        return self._last[1]
+        self.at_once = functools.lru_cache(STEPS_KEPT)(self._found_at_once)
 
     def _found_at_once(self, runs: tuple[Run, ...]) -> RowsAtOnce:
         first, dtype = self._layers[0], self.heads.dtype
