@@ -58,3 +58,14 @@ def test_32_clients_at_once_and_one_alone(
     alone = [complete(client, prompt, **extra) for prompt in prompts[::4]]
     assert answers[::4] == alone
     assert all(len(token_ids) == NUM_TOKENS for token_ids, *_ in answers)
+
+
+@pytest.mark.parametrize("name", ["top_k", "stream_interval", "seed", "max_tokens", "min_tokens"])
+@pytest.mark.parametrize("number", [1 << 64, -(1 << 63) - 1], ids=["2^64", "-2^63-1"])
+def test_integers_beyond_64_bits_are_bad_requests(
+    deterministic_client: openai.OpenAI, name: str, number: int
+) -> None:
+    """Upstream's server answers 500 to some: no message to the engine holds them."""
+    fields: dict[str, Any] = {"max_tokens": 1, "temperature": 1.0, name: number}
+    with pytest.raises(openai.BadRequestError, match=name):
+        deterministic_client.completions.create(model="tiny", prompt="x", extra_body=fields)

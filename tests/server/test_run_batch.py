@@ -19,6 +19,7 @@ LIKE_HF = {"max_new_tokens": 12, "repetition_penalty": 1.3, "no_repeat_ngram_siz
 CHAT = "/v1/chat/completions"
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"max_new_tokens": "x"}, "max_new_tokens: Input should be a valid integer"),
+    (CHAT, {"stream_interval": 1 << 64}, "stream_interval is a number of more than 64 bits"),
     (CHAT, {"num_beam": 2}, "did you mean num_beams?"),
     (CHAT, {"encoder_repetition_penalty": -1.0}, "strictly positive float"),
     (CHAT, {"messages": [5]}, "messages: "),

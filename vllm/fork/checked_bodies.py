@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.routing import APIRoute
 
+from vllm.fork.json_bodies import why_unreadable
+
 if TYPE_CHECKING:
     from vllm.distributed.weight_transfer.base import WeightTransferEngine
 
@@ -35,7 +37,7 @@ async def _check_ids(raw_request: Request) -> None:
     try:
         body = await raw_request.json()  # kept by the request for those who ask again
     except (ValueError, RecursionError) as error:
-        raise HTTPException(400, f"The body is not JSON: {error}.") from None
+        raise HTTPException(400, why_unreadable(error)) from None
     ids = (body.get("request_ids") or []) if isinstance(body, dict) else None
     if not (isinstance(ids, list | str) and all(isinstance(one, str) for one in ids)):
         raise HTTPException(

@@ -30,7 +30,8 @@ class ServerFlags:
     """The values of the flags for one server; its fields are the flags' names.
 
     Attributes:
-        hf_compat: whether the engine has the flag of that name; without it nothing here counts.
+        hf_compat: whether the engine has the flag of that name; without it no limit counts.
+        deterministic: likewise; whether bodies are refused that nobody can read.
         receipts: likewise; whether bodies may ask for receipts.
         strict_body: whether fields that nobody knows are refused.
         max_body_bytes: the most bytes of a body.
@@ -45,6 +46,7 @@ class ServerFlags:
     """
 
     hf_compat: bool | str = False
+    deterministic: bool | str = False
     receipts: bool | str = False
     strict_body: bool = _flag(
         True,
@@ -80,7 +82,7 @@ class ServerFlags:
             ValueError: see `given_or_variable`.
         """
         given = {f.name: getattr(args, f.name) for f in fields(cls) if hasattr(args, f.name)}
-        for flag in ("hf_compat", "receipts"):
+        for flag in ("hf_compat", "deterministic", "receipts"):
             given[flag] = given_or_variable(flag, given.get(flag)) or False
         return cls(**given)
 

@@ -23,7 +23,6 @@ NGRAMS = ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size")
 _NAMES_OF_A_PART = 8
 _MOST_DEPTH = 128
 """Of lists and objects: what pickles a body for the workers goes down with each."""
-_MOST_BITS = 64
 _TRANSFERS = ("kv_transfer_params", "ec_transfer_params")
 
 
@@ -38,9 +37,6 @@ def check_body(body: Mapping[str, Any], flags: ServerFlags) -> None:
         VLLMValidationError: names the field, the limit and its flag, or what to do instead.
     """
     check_limits(body, flags)
-    for name, value in body.items():
-        if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-            raise VLLMValidationError(f"{name} is a number of more than {_MOST_BITS} bits.")
     _at_most("the number of answers", _num_answers(body), flags, "max_requests")
     _check_extra_args("vllm_xargs", body.get("vllm_xargs"))
     params = body.get("sampling_params")  # of /inference/v1/generate

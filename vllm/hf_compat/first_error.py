@@ -15,6 +15,7 @@ from fastapi.routing import APIRoute, request_response
 from pydantic import TypeAdapter
 from pydantic_core import SchemaValidator
 
+from vllm.fork.json_bodies import check_integers, has_json, read_json
 from vllm.fork.server_flags import ServerFlags
 from vllm.hf_compat.body_limits import check_object, check_structure, check_text
 from vllm.hf_compat.text_limits import check_texts
@@ -25,8 +26,8 @@ _NO_SCHEMAS = ("cls", "config", "default", "expected", "metadata", "serializatio
 
 
 def bound_validation(route: APIRoute, flags: ServerFlags) -> None:
-    """Let a route refuse a body of too many lists and objects, and read others up to their first
-    error, in place. Where FastAPI does not know of a body, the route takes an object for granted.
+    """Let a route refuse a body that cannot be read, or has too much, and read others up to their
+    first error, in place. Where FastAPI knows of no body, the route takes an object for granted.
     """
     if "POST" not in route.methods:
         return
@@ -35,24 +36,16 @@ def bound_validation(route: APIRoute, flags: ServerFlags) -> None:
     handle = route.get_route_handler()
 
     async def checked(request: Request) -> Response:
-        if has_json(request):
-            try:
-                body = await request.json()  # kept by the request for those who ask again
-            except (ValueError, RecursionError):
-                body = None  # FastAPI says what is wrong with it
-            else:
-                check_object(body)
+        if has_json(request) and await request.body():
+            body = await read_json(request)
+            check_object(body)
+            check_integers(body)
             check_structure(body, flags)
             check_texts(body, request.app.state)
             check_text(await request.body(), body)
         return await handle(request)
 
     route.app = request_response(checked)
-
-
-def has_json(request: Request) -> bool:
-    """Whether a request says that its body is JSON, in letters of any case."""
-    return "json" in request.headers.get("content-type", "").lower()
 
 
 def hasten(adapter: TypeAdapter[Any]) -> TypeAdapter[Any]:

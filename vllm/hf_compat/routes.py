@@ -29,12 +29,13 @@ from vllm.entrypoints.openai.chat_completion.protocol import (
 )
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.exceptions import VLLMValidationError
+from vllm.fork.json_bodies import has_json
 from vllm.fork.server_flags import ServerFlags
 from vllm.hf_compat.body_bytes import LimitedBodies
 from vllm.hf_compat.body_limits import check_body
 from vllm.hf_compat.early_check import check_early, spare_the_loop
 from vllm.hf_compat.field_names import Schema, check_names
-from vllm.hf_compat.first_error import bound_validation, has_json, hasten
+from vllm.hf_compat.first_error import bound_validation, hasten
 from vllm.hf_compat.openai import (
     HFBatchChatCompletionRequest,
     HFChatCompletionRequest,

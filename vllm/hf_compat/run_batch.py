@@ -14,6 +14,7 @@ from pydantic import field_validator
 
 from vllm.entrypoints.launchers import run_batch
 from vllm.exceptions import VLLMValidationError
+from vllm.fork.json_bodies import check_integers
 from vllm.fork.server_flags import ServerFlags
 from vllm.hf_compat.body_limits import check_body
 from vllm.hf_compat.field_names import Schema, check_names
@@ -74,6 +75,7 @@ def _reading(handler: Handler, flags: ServerFlags) -> Handler:
             )
         wish_for_receipts(False)
         check_names(body, schema, _CHAT, is_strict=flags.strict_body)
+        check_integers(body)
         check_body(body, flags)
         return await handler(request)
 

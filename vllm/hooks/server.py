@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI, Request
 
 from vllm.fork.checked_bodies import check_bodies
+from vllm.fork.json_bodies import check_json_bodies
+from vllm.fork.server_flags import ServerFlags
 
 if TYPE_CHECKING:
     from vllm.hf_compat.routes import Invocation
@@ -20,10 +22,15 @@ __all__ = ["accept_hf_bodies", "invocation_types"]
 
 
 def accept_hf_bodies(app: FastAPI, args: Namespace) -> None:
-    """As `routes.accept_hf_bodies`, and `check_bodies` without flags, too."""
+    """As `routes.accept_hf_bodies`; `check_json_bodies` if the server is deterministic alone, and
+    `check_bodies` without flags, too.
+    """
     from vllm.hf_compat import routes
 
+    flags = ServerFlags.of(args)
     check_bodies(app)
+    if flags.deterministic and not flags.hf_compat:  # which looks at more than that
+        check_json_bodies(app)
     routes.accept_hf_bodies(app, args)
 
 
