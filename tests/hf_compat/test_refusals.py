@@ -187,3 +187,10 @@ EXCLUDED_BY_EXACT: list[tuple[dict[str, Any], str]] = [
 def test_engine_arguments(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         LLM(str(MODEL), dtype="float32", **arguments)
+
+
+def test_a_logit_bias_that_is_no_number(engine: LLM) -> None:
+    """All logits of a request with it may become NaN, of which a token would be chosen."""
+    params = SamplingParams(max_tokens=2, logit_bias={7: 1.0, 5: float("nan")})
+    with pytest.raises(VLLMValidationError, match=r"^logit_bias of token 5 is nan, which is no n"):
+        engine.generate(PROMPT, params, use_tqdm=False)

@@ -13,6 +13,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from tests.reference import equal_to_the_end, generate, prompt_texts
+from tests.server.requests import post
 
 NUM_REQUESTS = 100
 
@@ -266,3 +267,22 @@ def test_beams_are_not_streamed(client: openai.OpenAI) -> None:
         client.completions.create(
             model="tiny", prompt="def", stream=True, extra_body={"num_beams": 2}
         )
+
+
+@pytest.mark.parametrize("bias", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("tokens", [[300], [10, 11]], ids=str)
+def test_sequence_biases_that_are_not_finite(
+    server: str,
+    hf_model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    tokens: list[int],
+    bias: float,
+) -> None:
+    """Transformers takes them: -Infinity bans the last token, the others make it the choice."""
+    text = prompt_texts(1)[0]
+    fields = {"sequence_bias": [[tokens, bias], [[10], 50.0]], "max_new_tokens": 8}
+    body = {"model": "tiny", "prompt": text, "return_token_ids": True, **fields}
+    status, answer = post(f"{server}/v1/completions", body)
+    assert status == 200
+    expected = generate(hf_model, tokenizer(text)["input_ids"], GenerationConfig(**fields))
+    assert answer["choices"][0]["token_ids"] == expected

@@ -136,6 +136,31 @@ def test_half_of_a_pair_of_surrogates_is_a_bad_request(server: str, fields: dict
     assert "is no text in UTF-8: surrogates not allowed" in answer["error"]["message"]
 
 
+@pytest.mark.parametrize("bias", [float("nan"), "NaN", "-nan"], ids=repr)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/invocations"])
+def test_a_bias_that_is_no_number(server: str, path: str, bias: Any) -> None:
+    """Upstream reads it as -100."""
+    prompt: dict[str, Any] = {"messages": []} if "chat" in path else {"prompt": "ab"}
+    body = {"model": "tiny", **prompt, "logit_bias": {"7": 1.0, "5": bias}}
+    status, answer = post(f"{server}{path}", body)
+    assert status == 400
+    sentence = f"logit_bias of token 5 is {bias}, which is no number: give one from -100 to 100"
+    assert answer["error"]["message"].startswith(sentence)
+
+
+def test_an_infinite_bias_is_the_apis_greatest(client: openai.OpenAI) -> None:
+    answers = [
+        client.completions.create(
+            model="tiny", prompt="def", max_tokens=4, extra_body={"logit_bias": {"300": bias}}
+        )
+        for bias in ("Infinity", 100, "-Infinity", -100)
+    ]
+    most, hundred, least, minus_hundred = (one.choices[0].text for one in answers)
+    assert most == hundred
+    assert least == minus_hundred
+    assert most != least
+
+
 def test_a_request_that_generate_fails_on_is_a_bad_one(client: openai.OpenAI) -> None:
     body = {"suppress_tokens": list(range(4096)), "do_sample": True, "n": 2, "max_new_tokens": 3}
     with pytest.raises(openai.BadRequestError, match="probabilit"):

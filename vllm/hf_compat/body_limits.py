@@ -15,6 +15,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.fork.server_flags import ServerFlags
 from vllm.hf_compat.body import BODY_KEY
 from vllm.hf_compat.request import EXTRA_ARGS_KEY
+from vllm.hf_compat.sampling_params import check_logit_bias
 
 SEQUENCES = ("bad_words_ids", "sequence_bias", "force_words_ids")
 TOKENS = (*SEQUENCES, "suppress_tokens", "begin_suppress_tokens", "eos_token_id")
@@ -38,9 +39,12 @@ def check_body(body: Mapping[str, Any], flags: ServerFlags) -> None:
     """
     check_limits(body, flags)
     _at_most("the number of answers", _num_answers(body), flags, "max_requests")
+    check_logit_bias(body.get("logit_bias"))
     _check_extra_args("vllm_xargs", body.get("vllm_xargs"))
     params = body.get("sampling_params")  # of /inference/v1/generate
-    extra_args = params.get("extra_args") if isinstance(params, dict) else None
+    params = params if isinstance(params, dict) else {}
+    check_logit_bias(params.get("logit_bias"), "sampling_params.logit_bias")
+    extra_args = params.get("extra_args")
     _check_extra_args("sampling_params.extra_args", extra_args)
     if isinstance(extra_args, dict) and isinstance(extra_args.get(BODY_KEY), dict):
         check_limits(extra_args[BODY_KEY], flags)

@@ -35,6 +35,7 @@ from vllm.hf_compat.resolved_params import ResolvedParams
 from vllm.hf_compat.room import Room, check_beams, check_guidance
 from vllm.hf_compat.sampling_params import (
     ParamsInHFTerms,
+    check_logit_bias,
     shown_fields,
     take_changes,
     turn_off_processors,
@@ -290,6 +291,7 @@ class Frontend:
         if request.num_beams > 1:
             check_beams(request, params, prompt_embeds)
         _check_is_text(params)
+        check_logit_bias(params.logit_bias)
         self._check_stop_strings(params, request)
         check_criteria(request)
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -167,6 +168,34 @@ def take_changes(
     if changed.get("max_tokens") is not None:
         config.max_new_tokens = changed["max_tokens"]
     return changed.get("max_tokens") is not None
+
+
+def check_logit_bias(bias: Any, place: str = "logit_bias") -> None:
+    """Refuse a bias that is NaN, which vLLM would read as -100, or add to the logits.
+
+    Infinite ones are left alone: to the API they are 100 and -100, as all that is beyond these.
+
+    Args:
+        bias: of each token, a number or a text that is read as one; None for no biases.
+        place: what they are called where they come from.
+
+    Raises:
+        VLLMValidationError: names the token.
+    """
+    for token, value in bias.items() if isinstance(bias, Mapping) else ():
+        if _is_nan(value):
+            raise VLLMValidationError(
+                f"{place} of token {token} is {value}, which is no number: give one from -100 to "
+                "100, or leave the token out.",
+                parameter="logit_bias",
+            )
+
+
+def _is_nan(value: Any) -> bool:
+    try:
+        return math.isnan(float(value))
+    except (TypeError, ValueError, OverflowError):
+        return False  # others say what is wrong with it
 
 
 def turn_off_processors(params: SamplingParams) -> None:
