@@ -50,6 +50,9 @@ BAD: dict[int, Any] = {
     13: {"messages": [], "prompt": "a"},
     17: "no object",
     19: {"prompt": "a", "max_new_tokens": 4000},
+    23: {"prompt": "a", "num_beams": 64},
+    29: {"prompt": "a", "receipt": True},
+    31: {"prompt": "a", "n": 2, "best_of": 3},
 }
 
 
@@ -158,6 +161,15 @@ def test_bad_rows_have_their_reason(uninterrupted: tuple[Path, str, str]) -> Non
     assert "A row has a prompt, or messages" in reasons[13]
     assert reasons[17] == "Line 18 is no JSON object: write one object in a line."
     assert "max_model_len=1024" in reasons[19]
+    assert "or start with a higher --max-num-beams" in reasons[23]
+    assert "start with --receipts, or leave receipt out" in reasons[29]
+    assert "best_of would choose" in reasons[31]
+
+
+def test_no_reason_speaks_of_a_server(uninterrupted: tuple[Path, str, str]) -> None:
+    """There is none: the reasons are those of one, for whom it is the same to start."""
+    for line in lines_of(uninterrupted[0]):
+        assert "server" not in (line["error"] or {}).get("message", ""), line
 
 
 @pytest.mark.long

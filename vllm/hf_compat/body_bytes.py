@@ -49,5 +49,5 @@ class LimitedBodies:
             raise HTTPException(
                 400,
                 f"The body may have at most {self._limit} bytes, and has more: send less, or start "
-                "the server with a higher --max-body-bytes.",
+                "with a higher --max-body-bytes.",
             )

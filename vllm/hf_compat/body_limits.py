@@ -128,7 +128,7 @@ def check_structure(body: Any, flags: ServerFlags) -> None:
     if parts > limit:
         raise VLLMValidationError(
             f"The body may have at most {limit} lists and objects, and {_NAMES_OF_A_PART} times as "
-            "many names in these, and has more: send less, or start the server with a higher "
+            "many names in these, and has more: send less, or start with a higher "
             "--max-body-parts."
         )
 
@@ -169,8 +169,8 @@ def _at_most(what: str, value: Any, flags: ServerFlags, flag: str) -> None:
     limit = getattr(flags, flag)
     if isinstance(value, int) and value > limit:
         raise VLLMValidationError(
-            f"{what} may be at most {limit}, and is {value} here: send less, or start the server "
-            f"with a higher --{flag.replace('_', '-')}."
+            f"{what} may be at most {limit}, and is {value} here: send less, or start with a "
+            f"higher --{flag.replace('_', '-')}."
         )
 
 
@@ -191,8 +191,8 @@ def _check_extra_args(place: str, extra_args: Any) -> None:
     if EXTRA_ARGS_KEY in extra_args or "pickled" in extra_args:
         key = EXTRA_ARGS_KEY if EXTRA_ARGS_KEY in extra_args else "pickled"
         raise VLLMValidationError(
-            f"{place}.{key} is not for clients: a server runs no objects of theirs. Send Hugging "
-            "Face's fields in the body itself."
+            f"{place}.{key} is not for clients, of which no objects are run: send Hugging Face's "
+            "fields in the body itself."
         )
     for name in _TRANSFERS:
         if extra_args.get(name) is not None and not isinstance(extra_args[name], dict):

@@ -120,7 +120,7 @@ def _unknown(path: str, name: str, schema: Schema, place: str) -> str:
         return f"{sentence}: {_ELSEWHERE[name]}."
     nearest = nearest_name(name, schema.fields)
     guess = f"did you mean {nearest}?" if nearest else "leave it out."
-    return f"{sentence}: {guess} A server with --no-strict-body ignores unknown fields."
+    return f"{sentence}: {guess} With --no-strict-body unknown fields are ignored."
 
 
 def _shown(name: str) -> str:

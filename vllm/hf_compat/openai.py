@@ -51,8 +51,8 @@ class HFNames(GenerationFields, OpenAIBaseModel):
         number = given.get("num_return_sequences", given.get("n", 1))
         if given.get("best_of", number) != number:
             raise VLLMValidationError(
-                "best_of would choose among more answers than n, which this server does not: leave "
-                "it out.",
+                "best_of would choose among more answers than n, which is not done here: leave it "
+                "out.",
                 parameter="best_of",
             )
         if "num_return_sequences" not in given:

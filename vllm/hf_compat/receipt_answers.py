@@ -28,7 +28,7 @@ def wants_receipts(body: Any, path: str, flags: ServerFlags) -> bool:
         return False
     if not flags.receipts:
         raise VLLMValidationError(
-            "This server makes no receipts: start it with --receipts, or leave receipt out.",
+            "There are no receipts here: start with --receipts, or leave receipt out.",
             parameter="receipt",
         )
     if path.endswith("/render"):

@@ -51,7 +51,7 @@ _MOST_BYTES = 1 << 30
 """Of memory that the compilation of one grammar may take."""
 
 _LIMITS = (
-    "A grammar may take 1 GiB, as many seconds of one core as the server's variable "
+    "A grammar may take 1 GiB, as many seconds of one core as the environment variable "
     "VLLM_REGEX_COMPILATION_TIMEOUT_S says, and a tenth of one for each token: ask for a simpler "
     "one."
 )
