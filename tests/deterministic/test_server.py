@@ -69,3 +69,11 @@ def test_integers_beyond_64_bits_are_bad_requests(
     fields: dict[str, Any] = {"max_tokens": 1, "temperature": 1.0, name: number}
     with pytest.raises(openai.BadRequestError, match=name):
         deterministic_client.completions.create(model="tiny", prompt="x", extra_body=fields)
+
+
+@pytest.mark.parametrize("token_id", [4096, 1 << 70])
+def test_a_token_that_the_model_does_not_have(
+    deterministic_client: openai.OpenAI, token_id: int
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=rf"Token id {token_id} is not in 0\.\.4095,"):
+        deterministic_client.completions.create(model="tiny", prompt=[5, token_id], max_tokens=1)

@@ -6,7 +6,8 @@ import threading
 from typing import Any
 
 import pytest
-from transformers import GenerationConfig
+import torch
+from transformers import GenerationConfig, PreTrainedModel
 
 from tests.engines import MODEL
 from vllm import LLM, SamplingParams
@@ -194,3 +195,14 @@ def test_a_logit_bias_that_is_no_number(engine: LLM) -> None:
     params = SamplingParams(max_tokens=2, logit_bias={7: 1.0, 5: float("nan")})
     with pytest.raises(VLLMValidationError, match=r"^logit_bias of token 5 is nan, which is no n"):
         engine.generate(PROMPT, params, use_tqdm=False)
+
+
+@pytest.mark.parametrize("token_id", [4096, -1, 1 << 40])
+def test_token_ids_that_the_model_does_not_have(
+    engine: LLM, hf_model: PreTrainedModel, token_id: int
+) -> None:
+    """Transformers fails on them without a word of which."""
+    with pytest.raises(IndexError):
+        hf_model.generate(torch.tensor([[5, token_id]]), max_new_tokens=2)
+    with pytest.raises(VLLMValidationError, match=rf"^Token id {token_id} is not in 0\.\.4095, w"):
+        engine.generate({"prompt_token_ids": [5, token_id]}, max_new_tokens=2, use_tqdm=False)

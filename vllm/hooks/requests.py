@@ -31,5 +31,5 @@ def check_inputs(vllm_config: VllmConfig, *inputs: Any) -> None:
     Raises:
         VLLMValidationError: see `check_token_ids` and `text_only.check_inputs`.
     """
-    check_token_ids(*inputs)
+    check_token_ids(vllm_config, *inputs)
     text_only.check_inputs(vllm_config, *inputs)
