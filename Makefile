@@ -1,6 +1,4 @@
-# make demo: install into .venv, then compare Hugging Face and this vLLM on the bundled model.
-# make test: the same install, with what the tests need, then all tests; make test-fast: some.
-# make wheel: one wheel to carry to other machines, in dist/.
+# make help lists what can be made: each target of it has its line here, after "##".
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -29,11 +27,14 @@ FAST_TESTS := $(addprefix tests/, $(addprefix hf_compat/test_, body.py defaults.
 QUIETLY := $(PYTHON) -m distribution.quiet
 
 .NOTPARALLEL:
-.PHONY: plan install dev demo test test-fast test-long wheel docs docs-serve lint bench match-table determinism \
+.PHONY: help plan install dev demo test test-fast test-long wheel docs docs-serve lint bench match-table determinism \
 	calls eval clean
 
-install: $(INSTALLED)
-dev: $(INSTALLED_DEV)
+install: $(INSTALLED)  ## install into .venv
+dev: $(INSTALLED_DEV)  ## the same, with what tests and checks need
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 # Says what is going to be done and how long it takes, or what is missing.
 plan:
@@ -61,7 +62,7 @@ $(INSTALLED_DEV): $(SOURCES) build/.here | plan $(BIN)/python
 	@$(QUIETLY) build/install.log "Installing into $(VENV)" -- $(PIP_INSTALL) -e '.[dev]'
 	@touch $(INSTALLED) $@
 
-demo: plan $(INSTALLED)
+demo: plan $(INSTALLED)  ## compare Hugging Face and this vLLM on the bundled model
 	@echo "Comparing (what libraries print goes to build/demo.log)"
 	@$(BIN)/python examples/hf_vs_vllm.py 2>build/demo.log || { status=$$?; \
 	grep -oE '[A-Za-z]+(Error|Exception): .*' build/demo.log | head -n 1 >&2; echo "The whole output is in build/demo.log." >&2; exit $$status; }
@@ -70,16 +71,15 @@ demo: plan $(INSTALLED)
 # machine for themselves. Threads that wait leave their core to others.
 TWO_AT_A_TIME := $(addprefix tests/,docs scale_out live_weights bulk receipts fork upstream parity distribution kernels \
 	hf_compat hf_numerics deterministic hf_exact parity_report models benchmarks structure)
-test: plan dev
+test: plan dev  ## all tests but the longest
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 	$(TWO_AT_A_TIME)
 	$(BIN)/python -m pytest $(addprefix --ignore=,$(TWO_AT_A_TIME))
 
-test-fast: plan dev
+test-fast: plan dev  ## of every promise something, in five minutes
 	$(BIN)/python -m pytest $(FAST_TESTS)
 
-# One wheel for this machine's target, with its hash and what pip needs to install it.
-wheel: plan $(BIN)/python
+wheel: plan $(BIN)/python  ## one wheel to carry to other machines, and its hash, in dist/
 	@rm -rf build/wheel
 	@$(QUIETLY) build/wheel.log "Building the wheel" -- \
 	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir build/wheel .
@@ -87,8 +87,8 @@ wheel: plan $(BIN)/python
 	@$(PYTHON) -m distribution.release dist
 
 # The property, seed, beam, speculation, fuzz and exactness tests at full length, and those that are
-# marked as long: three hours or more.
-test-long: plan dev
+# marked as long.
+test-long: plan dev  ## the longest tests: three hours or more
 	HF_COMPAT_TESTS=long $(BIN)/python -m pytest tests/hf_compat/test_generate.py \
 		tests/hf_compat/test_long_parameters.py \
 		tests/hf_compat/test_speculation.py tests/hf_compat/test_beams.py \
@@ -97,19 +97,18 @@ test-long: plan dev
 		tests/docs tests/bulk tests/receipts tests/scale_out tests/fork/test_compiler.py \
 		tests/kernels/compilers/test_cuda_build.py tests/upstream
 
-# The documentation as a site, in build/site; docs-serve shows it, and follows edits.
-docs: plan dev
+docs: plan dev  ## the documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-docs-serve: plan dev
+docs-serve: plan dev  ## show the site, and follow edits
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
-lint: plan dev
+lint: plan dev  ## ruff and mypy
 	$(BIN)/ruff check $(OWN_CODE)
 	$(BIN)/ruff format --check $(OWN_CODE)
 	$(BIN)/mypy
 
-bench: plan dev
+bench: plan dev  ## all benchmarks
 	$(BIN)/python -m benchmarks.sequences_equal
 	$(BIN)/python -m benchmarks.speed_by_mode
 	$(BIN)/python -m benchmarks.exact_throughput
@@ -123,23 +122,20 @@ bench: plan dev
 	$(BIN)/python -m benchmarks.step_profile
 	$(BIN)/python -m benchmarks.attention_kernels
 
-# docs/match-table.md: hours on two cores; what was answered before is kept in build/.
-match-table: plan dev
+# What was answered before is kept in build/.
+match-table: plan dev  ## docs/match-table.md: hours on two cores
 	$(BIN)/python -m benchmarks.match_table
 
-# docs/determinism.md: what changes the bits of answers, in this vLLM and upstream.
-determinism: plan dev
+determinism: plan dev  ## docs/determinism.md: what changes the bits of answers
 	$(BIN)/python -m benchmarks.determinism
 
-# Six hundred calls of generate(), each answered by Transformers and by this vLLM.
-calls: plan dev
+calls: plan dev  ## 600 calls of generate(), each answered by Transformers and by this vLLM
 	$(BIN)/python -m tests.hf_compat.generate_calls 2>build/calls.log
 
-# lm-evaluation-harness on Transformers and on this vLLM, score by score.
-eval: plan dev
+eval: plan dev  ## lm-evaluation-harness on Transformers and on this vLLM, score by score
 	$(BIN)/python -m pip install --disable-pip-version-check -e '.[dev,eval]'
 	$(BIN)/python -m benchmarks.lm_eval_parity
 
-clean:
+clean:  ## remove build/, dist/ and the environment that was made here
 	rm -rf build dist
 	test ! -e $(INSTALLED) || rm -rf $(VENV)

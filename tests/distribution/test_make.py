@@ -23,6 +23,16 @@ from tools.bare_machine import instructions, packages_of_readme, suite_of
 OLD_PYTHON = "import sys; sys.version_info = (3, 10, 4); import runpy; "
 
 
+# --- the list of targets -------------------------------------------------------------------------
+def test_help_has_a_line_for_each_target() -> None:
+    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    lines = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
+    assert all(one[0] == "make" and len(one) == 3 for one in lines)
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    assert sorted(one[1] for one in lines) == sorted({*phony.split()} - {"plan"})
+
+
 # --- the plan ------------------------------------------------------------------------------------
 def plan(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(

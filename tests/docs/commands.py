@@ -23,6 +23,7 @@ ELSEWHERE = {
     "make lint": "what continuous integration runs",
     "make test": "what continuous integration runs",
     "make test-fast": "a part of make test",
+    "make help": "tests/distribution/test_make.py::test_help_has_a_line_for_each_target",
     "make demo": DEMO,
     "make wheel": WHEEL,
     "pip install -e .": INSTALL,
