@@ -10,6 +10,7 @@ from vllm.fork.compiler import do_without_compiler
 from vllm.fork.decode_graphs import normalise_compilation_config
 from vllm.fork.flag_values import FlagValue, log_decisions
 from vllm.fork.flags import ForkFlags, add_cli_args
+from vllm.fork.kv_cache_space import warn_of_two_sizes
 from vllm.fork.live_weights.arguments import check_weight_transfer
 from vllm.fork.missing_packages import check_input_packages, naming_missing_packages
 from vllm.fork.model_path import check_model_path
@@ -51,6 +52,7 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
     check_system_libraries()
     if flags.hf_compat or flags.deterministic:
         normalise_compilation_config(args)
+    warn_of_two_sizes(args, flags)
     check_attention_backend(args)
     if args.distributed_executor_backend in (EXECUTOR, hf_numerics.ONE_PROCESS):
         args.distributed_executor_backend = None  # chosen for an earlier engine of these arguments
