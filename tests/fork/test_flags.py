@@ -40,6 +40,14 @@ def test_command_line(arguments: tuple[str, ...], value: bool | str | None) -> N
         (("--no-hf-compat", "exact"), "--no-hf-compat takes no value"),
         (("--max-num-beams", "8"), "--max-num-beams is about the bodies of --hf-compat: add that"),
         (("--no-strict-body", "--no-hf-compat"), "--no-strict-body is about the bodies of"),
+        (("--hf-compatt",), "unrecognized arguments: --hf-compatt (did you mean --hf-compat?)"),
+        (("--hf-comapt=exact",), "--hf-comapt=exact (did you mean --hf-compat?)"),
+        (("--hfcompat", "exact"), "--hfcompat exact (did you mean --hf-compat?)"),
+        (("--deterministc",), "(did you mean --deterministic?)"),
+        (("--determinism",), "(did you mean --deterministic?)"),
+        (("--no_splitt_qkv",), "(did you mean --no-split-qkv?)"),
+        (("--reciepts", "32"), "(did you mean --receipts?)"),
+        (("--kv-cache-memory-byte-s", "1"), "unrecognized arguments: --kv-cache-memory-byte-s 1\n"),
     ],
 )
 def test_command_line_refusals(

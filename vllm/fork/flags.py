@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.fork import server_flags
 from vllm.fork.flag_values import SPECS, VARIABLES, FlagValue, check_flag, given_or_variable
+from vllm.fork.misspelt_flags import suggest_flags
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -163,3 +164,4 @@ def add_cli_args(parser: argparse.ArgumentParser) -> None:
             help=f"{spec.help} The environment variable {VARIABLES[name]} is its default.",
         )
     server_flags.add_cli_args(parser, group)
+    suggest_flags(parser)
