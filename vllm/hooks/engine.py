@@ -1,15 +1,7 @@
-"""``vllm.v1.engine.core``: what is asked of a running engine."""
+"""``vllm.v1.engine.core``: what is asked of a running engine, and how it answers."""
 
+from vllm.fork.engine_outputs import sending_directly
 from vllm.fork.live_weights.arguments import check_sleep
-from vllm.fork.live_weights.engine import (
-    noticing_new_adapters,
-    noticing_new_weights,
-    refusing_without_weights,
-)
+from vllm.fork.live_weights.engine import letting_weights_change
 
-__all__ = [
-    "check_sleep",
-    "noticing_new_adapters",
-    "noticing_new_weights",
-    "refusing_without_weights",
-]
+__all__ = ["check_sleep", "letting_weights_change", "sending_directly"]
