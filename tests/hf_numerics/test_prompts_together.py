@@ -64,16 +64,16 @@ def test_there_are_few_numbers_of_rows_to_find_out_about() -> None:
 
 def test_a_step_is_taken_apart() -> None:
     known = Known()
-    starts = [0, 1, 2, 12, 40, 41, 61, 100, 1000, 1020, 1030]
+    starts = [0, 1, 2, 12, 80, 81, 141, 180, 1000, 1020, 1060]
     assert parts_of(starts, known) == [
         (BY_ROW, 0, 2),
-        (WHOLE, 2, 40),
-        (BY_ROW, 40, 41),
-        (WHOLE, 41, 100),
-        (WHOLE, 100, 1000),  # as fast alone
-        (BY_ROW, 1000, 1030),
+        (WHOLE, 2, 80),
+        (BY_ROW, 80, 81),
+        (WHOLE, 81, 180),
+        (WHOLE, 180, 1000),  # as fast alone
+        (BY_ROW, 1000, 1060),
     ]
-    assert known.asked == {10, 28, 38, 20, 39, 59}
+    assert known.asked == {10, 68, 78, 60, 39, 99}
 
 
 def test_rows_of_float16() -> None:
@@ -93,7 +93,7 @@ def test_rows_of_float16() -> None:
 
 def test_a_single_prompt_asks_nothing() -> None:
     known = Known()
-    assert parts_of([0, 33, 34], known) == [(WHOLE, 0, 33), (BY_ROW, 33, 34)]
+    assert parts_of([0, 65, 66], known) == [(WHOLE, 0, 65), (BY_ROW, 65, 66)]
     assert not known.asked
 
 
@@ -102,29 +102,29 @@ def test_a_few_rows() -> None:
     assert parts_of([0, 3, 4], Known()) == [(BY_ROW, 0, 3), (BY_ROW, 3, 4)]
     assert parts_of([0, 3, 4], Known([3])) == [(WHOLE, 0, 3), (BY_ROW, 3, 4)]
     assert parts_of([0, 3, 4], Known(), Known([3])) == [(WHOLE, 0, 3), (BY_ROW, 3, 4)]
-    assert parts_of([0, 20, 32], Known()) == [(BY_ROW, 0, 32)]
-    assert parts_of([0, 20, 33], Known()) == [(WHOLE, 0, 33)]
+    assert parts_of([0, 20, 64], Known()) == [(BY_ROW, 0, 64)]
+    assert parts_of([0, 20, 65], Known()) == [(WHOLE, 0, 65)]
 
 
-@pytest.mark.parametrize("other", [10, 28, 38])
+@pytest.mark.parametrize("other", [10, 58, 68])
 def test_a_number_of_rows_in_another_order(other: int) -> None:
     """Of a prompt, or of all of them; for any of several weights."""
     separately = [
         (WHOLE if end - begin == other else BY_ROW, begin, end)
-        for begin, end in ((0, 10), (10, 38))
+        for begin, end in ((0, 10), (10, 68))
     ]
-    assert parts_of([0, 10, 38], Known([other])) == separately
-    assert parts_of([0, 10, 38], Known(), Known([other])) == separately
+    assert parts_of([0, 10, 68], Known([other])) == separately
+    assert parts_of([0, 10, 68], Known(), Known([other])) == separately
 
 
 def test_what_was_found_is_for_the_step() -> None:
     known = Known()
-    counts: Any = lambda has_bias: [known] if has_bias else [Known([38])]  # noqa: E731
+    counts: Any = lambda has_bias: [known] if has_bias else [Known([68])]  # noqa: E731
     ways = PromptsTogether(BY_ROW, WHOLE, counts)
-    runs = runs_of([0, 10, 38])
+    runs = runs_of([0, 10, 68])
     assert ways.parts(runs, True, torch.bfloat16) is ways.parts(runs, True, torch.bfloat16)
     assert len(ways.parts(runs, False, torch.bfloat16)) == 2
-    assert len(ways.parts(runs_of([0, 10, 38, 39]), True, torch.bfloat16)) == 2
+    assert len(ways.parts(runs_of([0, 10, 68, 69]), True, torch.bfloat16)) == 2
 
 
 def test_a_product_that_adds_some_rows_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,11 +175,11 @@ def test_single_rows_have_the_bits_they_have_alone(
 
     counts = counts_of_layout(layout_of(weight), False, torch.nn.Linear)
     product = ManyRows(by_row, linear, lambda has_bias: counts)
-    for n in (1, 32, 33, 64, 150):
+    for n in (1, 64, 65, 128, 150):
         asked.clear()
         found = product(x[:n], weight, None)
         has_bits = all(map(counts.has_single_rows, sizes_together(n)))
-        are_together = n > 32 and dtype != torch.float16 and has_bits
+        are_together = n > 64 and dtype != torch.float16 and has_bits
         assert asked == ([] if are_together else [n])
         assert torch.equal(found, by_row(x[:n], weight, None))
 

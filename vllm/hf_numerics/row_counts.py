@@ -32,7 +32,7 @@ MOST_AT_ONCE = 2048
 _MOST_BYTES = 1 << 27
 """Of a weight that is tried, which stays in memory."""
 
-FEW = 32
+FEW = 64
 """Single rows up to which the project's own product of them is about as fast."""
 
 BY_ROW = torch.float16
