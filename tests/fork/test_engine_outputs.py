@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from queue import Queue
@@ -14,9 +15,10 @@ import zmq
 
 from vllm.fork.engine_outputs import DirectOutputs, sending_directly
 from vllm.fork.one_process_executor import OneProcessExecutor
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, UtilityOutput
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.serial_utils import UtilityResult
 
 DEAD = EngineCoreProc.ENGINE_CORE_DEAD
 
@@ -58,6 +60,10 @@ class Client:
             return DEAD
         found = msgspec.msgpack.decode(message, type=EngineCoreOutputs)
         return found.engine_index, found.outputs[0].request_id
+
+    def outputs(self) -> EngineCoreOutputs:
+        """Return the next message, which is not the last."""
+        return msgspec.msgpack.decode(self._socket.recv_multipart()[0], type=EngineCoreOutputs)
 
     def close(self) -> None:
         self._context.destroy(linger=0)
@@ -116,6 +122,56 @@ def test_several_threads_answer(paths: list[str], clients: list[Client]) -> None
     for number in range(4):
         own = [one for one in found if str(one).startswith(f"{number}-")]
         assert own == [f"{number}-{i}" for i in range(200)]
+    core.output_queue.put_nowait(DEAD)
+    assert clients[0].next() == DEAD
+
+
+def exchanged(core: Core, paths: list[str]) -> threading.Thread:
+    """Start the thread, and wait until answers are sent directly."""
+    before = core.output_queue
+    thread = threading.Thread(
+        target=core.process_output_sockets, args=(paths, None, 0), daemon=True
+    )
+    thread.start()
+    while core.output_queue is before:
+        time.sleep(0.01)
+    return thread
+
+
+def test_what_was_put_into_the_queue_that_is_exchanged(
+    paths: list[str], clients: list[Client]
+) -> None:
+    """By who had looked it up just before: it comes first, or in a second at most."""
+    core = Core(OneProcessExecutor)
+    before = core.output_queue
+    thread = exchanged(core, paths)
+    before.put_nowait((0, outputs_of("a")))
+    core.output_queue.put_nowait((0, outputs_of("b")))
+    before.put_nowait((0, outputs_of("c")))
+    assert [clients[0].next() for _ in range(3)] == [(0, "a"), (0, "b"), (0, "c")]
+    before.put_nowait(DEAD)
+    assert clients[0].next() == DEAD
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_reply_that_cannot_be_sent_is_said_to_be_one(
+    paths: list[str], clients: list[Client]
+) -> None:
+    """The engine goes on, and the caller gets an error instead of waiting."""
+    core = Core(OneProcessExecutor)
+    exchanged(core, paths)
+    reply = UtilityOutput(5, result=UtilityResult(1 << 70))
+    core.output_queue.put_nowait((0, EngineCoreOutputs(utility_output=reply)))
+    found = clients[0].outputs().utility_output
+    assert found is not None
+    assert found.call_id == 5
+    assert str(found.failure_message).startswith("The reply cannot be sent (")
+    core.output_queue.put_nowait((0, outputs_of("next")))
+    assert clients[0].next() == (0, "next")
+    wrong: Any = [1 << 70]
+    with pytest.raises(OverflowError):
+        core.output_queue.put_nowait((0, EngineCoreOutputs(outputs=wrong)))
     core.output_queue.put_nowait(DEAD)
     assert clients[0].next() == DEAD
 

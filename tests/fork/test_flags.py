@@ -44,7 +44,7 @@ def test_command_line(arguments: tuple[str, ...], value: bool | str | None) -> N
         (("--hf-comapt=exact",), "--hf-comapt=exact (did you mean --hf-compat?)"),
         (("--hfcompat", "exact"), "--hfcompat exact (did you mean --hf-compat?)"),
         (("--deterministc",), "(did you mean --deterministic?)"),
-        (("--determinism",), "(did you mean --deterministic?)"),
+        (("--deterministic-mode",), "unrecognized arguments: --deterministic-mode\n"),
         (("--no_splitt_qkv",), "(did you mean --no-split-qkv?)"),
         (("--reciepts", "32"), "(did you mean --receipts?)"),
         (("--kv-cache-memory-byte-s", "1"), "unrecognized arguments: --kv-cache-memory-byte-s 1\n"),

@@ -44,7 +44,13 @@ def change_epsilon(model: Any, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(model.layers[1].post_attention_layernorm, "variance_epsilon", 1.0)
 
 
-CHANGES = [replace, give_forward, patch_class, change_epsilon]
+def change_kind(model: Any, patch: pytest.MonkeyPatch) -> None:
+    """As ``torch.nn.utils.parametrize`` does."""
+    projection = model.layers[1].mlp.up_proj
+    patch.setattr(projection, "__class__", type("Parametrized", (nn.Linear,), {}))
+
+
+CHANGES = [replace, give_forward, patch_class, change_epsilon, change_kind]
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -29,3 +29,22 @@ def test_bits(shape: str, dtype: str, tmp_path: Path) -> None:
         for position in positions:
             alone = rotation_of(rotary, x, torch.tensor([[position]]))
             assert same_bits(found.table[position], alone.table[alone.rows[0]])
+
+
+@torch.inference_mode()
+def test_other_frequencies_count(tmp_path: Path) -> None:
+    """Those that a running engine is given in place, or as another scaling."""
+    make_random_model("tinyllama-1.1b", tmp_path, num_layers=1, narrow=True)
+    rotary: Any = load(tmp_path, "bfloat16", "sdpa").get_decoder().rotary_emb
+    x, rows = torch.zeros(1, 1, dtype=torch.bfloat16), torch.tensor([5, 9])
+    kept = TokenRotations(rotary)
+    before = kept(x, [5, 9], rows).table[rows]
+    for change in (
+        lambda: rotary.inv_freq.mul_(2),
+        lambda: setattr(rotary, "attention_scaling", 3),
+    ):
+        change()
+        found = kept(x, [5, 9], rows).table[rows]
+        alone = torch.cat([rotation_of(rotary, x, rows[i : i + 1, None]).table for i in range(2)])
+        assert same_bits(found, alone)
+        assert not same_bits(found, before)

@@ -7,7 +7,7 @@ away while the next step is prepared, and waking one after the other takes longe
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import wraps
 from queue import Queue
@@ -17,6 +17,7 @@ import zmq
 
 from vllm.fork.one_process_executor import OneProcessExecutor
 from vllm.utils.network_utils import make_zmq_socket
+from vllm.v1.engine import EngineCoreOutputs, UtilityOutput
 from vllm.v1.serial_utils import MsgpackEncoder
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 _LINGER_MS = 4000
 """How long messages may still leave when the process ends, as vLLM's."""
+
+_SECONDS_BETWEEN_LOOKS = 1.0
+"""After so long an answer is sent that was put into the queue when that was exchanged."""
 
 
 def sending_directly(core_class: type[EngineCoreProc]) -> type[EngineCoreProc]:
@@ -45,12 +49,10 @@ def sending_directly(core_class: type[EngineCoreProc]) -> type[EngineCoreProc]:
                 stack.enter_context(make_zmq_socket(context, path, zmq.PUSH, linger=_LINGER_MS))
                 for path in output_paths
             ]
-            given = core.output_queue
-            outputs = DirectOutputs(sockets, engine_index, given, core.ENGINE_CORE_DEAD)
+            outputs = DirectOutputs(sockets, engine_index, core.output_queue, core.ENGINE_CORE_DEAD)
             core.output_queue = outputs
-            while (item := given.get()) != core.ENGINE_CORE_DEAD:
-                outputs.put_nowait(item)  # from before
-            outputs.close()
+            while not outputs.has_ended.wait(_SECONDS_BETWEEN_LOOKS):
+                outputs.send_waiting()
 
     core_class.process_output_sockets = process
     return core_class
@@ -62,20 +64,20 @@ class DirectOutputs:
     Args:
         sockets: of each client. They never block: their queues have no limit.
         engine_index: of the engine, which clients tell engines by.
-        thread_queue: what the thread waits at that will call `close`.
-        dead: the last message.
+        before: the queue; what is still in it is sent first.
+        dead: the last message, which goes to all clients, and nothing after it.
+
+    Attributes:
+        has_ended: the last message was sent.
     """
 
     def __init__(
-        self,
-        sockets: list[zmq.Socket[bytes]],
-        engine_index: int,
-        thread_queue: Queue[Any],
-        dead: bytes,
+        self, sockets: list[zmq.Socket[bytes]], engine_index: int, before: Queue[Any], dead: bytes
     ) -> None:
+        self.has_ended = threading.Event()
         self._sockets = sockets
         self._engine_index = engine_index
-        self._thread_queue = thread_queue
+        self._before = before
         self._dead = dead
         self._encoder = MsgpackEncoder()
         self._lock = threading.Lock()  # requests that cannot be read are answered by a thread
@@ -86,18 +88,39 @@ class DirectOutputs:
         Args:
             item: the client's number and its ``EngineCoreOutputs``; or the last message.
         """
+        with self._lock:
+            self._send_waiting()
+            self._send(item)
+
+    def send_waiting(self) -> None:
+        """Send what is still in the queue."""
+        with self._lock:
+            self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        while not self._before.empty():
+            self._send(self._before.get_nowait())
+
+    def _send(self, item: Any) -> None:
+        if self.has_ended.is_set():
+            return
         if item == self._dead:
-            self._thread_queue.put_nowait(item)
+            for socket in self._sockets:
+                socket.send(item)
+            self.has_ended.set()
             return
         client, outputs = item
         outputs.engine_index = self._engine_index
-        with self._lock:
-            if self._sockets:
-                self._sockets[client].send_multipart(self._encoder.encode(outputs), copy=False)
+        self._sockets[client].send_multipart(self._encoded(outputs), copy=False)
 
-    def close(self) -> None:
-        """Send the last message, and nothing from here on."""
-        with self._lock:
-            for socket in self._sockets:
-                socket.send(self._dead)
-            self._sockets = []
+    def _encoded(self, outputs: EngineCoreOutputs) -> Sequence[Any]:
+        try:
+            return self._encoder.encode(outputs)
+        except Exception as error:  # of any type that somebody's function may return
+            if outputs.utility_output is None:
+                raise
+            reason = f"The reply cannot be sent ({type(error).__name__}: {error})."
+            failed = UtilityOutput(outputs.utility_output.call_id, failure_message=reason)
+            return self._encoder.encode(
+                EngineCoreOutputs(self._engine_index, utility_output=failed)
+            )

@@ -9,8 +9,9 @@ from typing import Any
 
 from vllm.fork.flag_values import SPECS
 
-_ALIKE = 0.8
-"""Of `difflib`: ``--determinism`` is near enough to ``--deterministic``, ``--detach`` is not."""
+_ALIKE = 0.87
+"""Of `difflib`: ``--reciepts`` is near enough to ``--receipts``. ``--deterministic-mode``, a flag of
+other programs, is not near enough to ``--deterministic``."""
 
 
 def suggest_flags(parser: argparse.ArgumentParser) -> None:

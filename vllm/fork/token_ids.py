@@ -42,7 +42,7 @@ def check_token_ids(vllm_config: VllmConfig, *inputs: Any) -> None:
 
 def _check_range(ids: Sequence[int], vocab_size: int) -> None:
     for token_id in (min(ids), max(ids)):
-        if not 0 <= token_id < vocab_size:
+        if vocab_size and not 0 <= token_id < vocab_size:  # some configurations have none
             raise VLLMValidationError(
                 f"Token id {token_id} is not in 0..{vocab_size - 1}, which are all that the model "
                 "has: make the prompt with its own tokenizer.",

@@ -40,7 +40,8 @@ class WatchedModules:
             self._hooks += module._forward_hooks, module._forward_pre_hooks
         self._last_hook: int | None = None  # when there was none on these modules
         self._own: list[dict[str, Any]] = [vars(module) for module in self._children]
-        self._classes: list[Any] = [*{type(module) for module in self._children}]
+        self._kinds = self._current_kinds()
+        self._classes: list[Any] = [*{*self._kinds}]
         self._class_forwards = self._current_class_forwards()
         self._norms = [one for one in self._children if hasattr(one, "variance_epsilon")]
         self._epsilons = self._current_epsilons()
@@ -62,6 +63,7 @@ class WatchedModules:
         return (
             self._have_no_hooks()
             and self._current_values() == self._values
+            and self._current_kinds() == self._kinds
             and self._current_forwards() == self._forwards
             and self._current_class_forwards() == self._class_forwards
             and self._current_epsilons() == self._epsilons
@@ -85,6 +87,9 @@ class WatchedModules:
 
     def _current_values(self) -> list[nn.Module | None]:
         return [*chain.from_iterable(map(dict.values, self._parts))]
+
+    def _current_kinds(self) -> list[type]:
+        return [*map(type, self._children)]
 
     def _current_forwards(self) -> list[Any]:
         return [*map(dict.get, self._own, repeat("forward"))]

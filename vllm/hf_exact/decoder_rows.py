@@ -188,7 +188,6 @@ class DecoderRows:
         self._made = self._made_now()
         self.heads = _heads_of(layers[0].self_attn)
         self._width: int = layers[0].mlp.down_proj.in_features
-        self._scaling: float = layers[0].self_attn.scaling
         self._ways = _ways_of(layers[0])
         self._at_once = functools.lru_cache(STEPS_KEPT)(self._found_at_once)
 
@@ -224,16 +223,18 @@ class DecoderRows:
             pages,
             places,
             is_neox=True,
-            scale=self._scaling,
-            at_once=self._at_once(len(x), prompts),
+            scale=self._decoder.layers[0].self_attn.scaling,
+            at_once=self._at_once(len(x), prompts, torch.get_num_threads()),
         )
         if kept is not None:
             added, total = added[kept], total[kept]
         norm = self._decoder.norm
         return rms_norm_rounded(added, norm.weight, norm.variance_epsilon, total)[0]
 
-    def _found_at_once(self, num_rows: int, prompts: tuple[Run, ...]) -> RowsAtOnce:
-        """Return which rows of the group are computed at once."""
+    def _found_at_once(
+        self, num_rows: int, prompts: tuple[Run, ...], num_threads: int
+    ) -> RowsAtOnce:
+        """Return which rows of the group are computed at once, with so many threads."""
         if not prompts:
             return RowsAtOnce(activated=rows_activated(((True, 0, num_rows),), self._width))
         qkv, output, gate_up, down = (

@@ -7,9 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-_AT_ONCE = 64
-"""Positions that are worked out together."""
-
 
 class Rotation(NamedTuple):
     """By what each token is rotated.
@@ -31,17 +28,16 @@ def rotation_of(rotary: Any, x: torch.Tensor, position_ids: torch.Tensor) -> Rot
         x: of the dtype and device that are asked for.
         position_ids: int64 [num_requests, num_tokens].
     """
-    table = _table_of(rotary, x, position_ids)
-    return Rotation(table, torch.arange(len(table)))
-
-
-def _table_of(rotary: Any, x: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
     angles = rotary(x, position_ids=position_ids)
-    return torch.cat([one.flatten(0, 1)[:, : one.shape[-1] // 2] for one in angles], dim=-1)
+    table = torch.cat([one.flatten(0, 1)[:, : one.shape[-1] // 2] for one in angles], dim=-1)
+    return Rotation(table, torch.arange(len(table)))
 
 
 class TokenRotations:
     """What a model's module says of single tokens, which is the same in each step.
+
+    Each position is asked for by itself, as a token alone asks: how PyTorch rounds a cosine may
+    depend on where in a tensor it lies.
 
     Args:
         rotary: as ``LlamaRotaryEmbedding``, whose angles follow from the position.
@@ -50,7 +46,9 @@ class TokenRotations:
     def __init__(self, rotary: Any) -> None:
         self._rotary = rotary
         self._table = torch.empty(0, 0)
-        self._known: set[int] = set()  # numbers of `_AT_ONCE` positions
+        self._known: set[int] = set()
+        self._frequencies: torch.Tensor = rotary.inv_freq.clone()
+        self._scaling: float = rotary.attention_scaling
 
     def __call__(self, x: torch.Tensor, positions: Sequence[int], rows: torch.Tensor) -> Rotation:
         """Return the rotations of tokens.
@@ -60,16 +58,24 @@ class TokenRotations:
             positions: of the tokens.
             rows: the same, int64 [num_tokens].
         """
-        for part in {position // _AT_ONCE for position in positions} - self._known:
-            self._find(part, x)
+        self._forget_others()
+        for position in {*positions} - self._known:
+            self._find(position, x)
         return Rotation(self._table, rows)
 
-    def _find(self, part: int, x: torch.Tensor) -> None:
-        first, end = part * _AT_ONCE, (part + 1) * _AT_ONCE
-        found = _table_of(self._rotary, x, torch.arange(first, end)[:, None])
+    def _forget_others(self) -> None:
+        """Keep nothing of other frequencies, which a running engine may be given."""
+        frequencies, scaling = self._rotary.inv_freq, self._rotary.attention_scaling
+        if scaling != self._scaling or not torch.equal(frequencies, self._frequencies):
+            self._frequencies, self._scaling = frequencies.clone(), scaling
+            self._known.clear()
+
+    def _find(self, position: int, x: torch.Tensor) -> None:
+        found = rotation_of(self._rotary, x, torch.tensor([[position]])).table
         table = self._table if self._known else found[:0]
-        if end > len(table):
-            more = found.new_zeros(max(end, 2 * len(table)) - len(table), found.shape[1])
-            self._table = torch.cat([table, more])
-        self._table[first:end] = found
-        self._known.add(part)
+        if position >= len(table):
+            length = max(position + 1, 2 * len(table))
+            table = torch.cat([table, found.new_zeros(length - len(table), found.shape[1])])
+        table[position] = found[0]
+        self._table = table
+        self._known.add(position)

@@ -21,7 +21,8 @@ GROUP_SIZES = (2 * SEVERAL[0], *SEVERAL, 1)
 
 _BLOCK_SIZE = 16
 _NUM_BLOCKS = 4  # of each request
-_PROMPTS = (2, 33, 64, 17, 64, 5, 48)  # tokens of each
+_PROMPTS = (2, 33, 64, 17, 100, 5, 48)  # tokens of each; more than FEW are multiplied otherwise
+_PROMPT_BLOCKS = 7  # of each
 
 
 @torch.inference_mode()
@@ -109,8 +110,8 @@ def why_no_prompts(
     if not groups:
         return "its windows are too narrow"
     prompts = [prompts[i] for i in groups[0]]
-    num_blocks = len(prompts) * _NUM_BLOCKS
-    blocks = torch.arange(num_blocks, dtype=torch.int32).view(-1, _NUM_BLOCKS)
+    num_blocks = len(prompts) * _PROMPT_BLOCKS
+    blocks = torch.arange(num_blocks, dtype=torch.int32).view(-1, _PROMPT_BLOCKS)
     with _own_pages(layers, num_blocks, blocks.device):
         expected = [
             alone(prompt[None], 0, own)[0] for prompt, own in zip(prompts, blocks, strict=True)

@@ -83,9 +83,9 @@ class _Plan:
     Attributes:
         watched: the modules that are not called.
         rotary: the rotary embedding of all layers.
-        scale: of the scores.
         heads: of the attention.
-        at_once: returns which rows of a step, of these runs, are computed at once.
+        at_once: returns which rows of a step, of these runs, are computed at once, with so many
+            threads.
     """
 
     def __init__(self, decoder: Any, orders: list[_Orders]) -> None:
@@ -94,7 +94,6 @@ class _Plan:
         self.watched = WatchedModules.of_decoder(decoder)
         self.rotary = layers[0].self_attn.rotary_emb
         self._attentions = [layer.self_attn.attn for layer in layers]
-        self.scale: float = self._attentions[0].impl.scale
         sources = [source for layer in layers for source in _parameters_of(layer)]
         self._sources = [*zip(*sources, strict=True)]  # dictionaries, and names in them
         self._parameters: list[torch.Tensor | None] = []
@@ -102,7 +101,7 @@ class _Plan:
         self.heads = _heads_of(layers[0].self_attn.attn, layers[0].input_layernorm.weight.dtype)
         self.at_once = functools.lru_cache(STEPS_KEPT)(self._found_at_once)
 
-    def _found_at_once(self, runs: tuple[Run, ...]) -> RowsAtOnce:
+    def _found_at_once(self, runs: tuple[Run, ...], num_threads: int) -> RowsAtOnce:
         first, dtype = self._layers[0], self.heads.dtype
         activated = rows_activated(runs, first.mlp.down_proj.weight.shape[1])
         if all(is_single for is_single, _, _ in runs):
@@ -111,6 +110,12 @@ class _Plan:
             _ways_of(one).ways(runs, one.bias is not None, dtype) for one in products_of(first)
         )
         return RowsAtOnce((qkv, output, gate_up, down), activated)
+
+    @property
+    def scale(self) -> float:
+        """Of the scores."""
+        scale: float = self._attentions[0].impl.scale
+        return scale
 
     @property
     def pages(self) -> list[torch.Tensor]:
@@ -194,7 +199,8 @@ class DecoderRows:
             if place is None:
                 return None
             places.append(place)
-        return places, plan.at_once(pieces_of(metadata[self._names[0]]).runs)
+        runs = pieces_of(metadata[self._names[0]]).runs
+        return places, plan.at_once(runs, torch.get_num_threads())
 
     def _current_plan(self) -> _Plan | None:
         """Return the plan; None if a layer is not, or not now, what the operator computes."""

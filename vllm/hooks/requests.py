@@ -29,7 +29,7 @@ def check_inputs(vllm_config: VllmConfig, *inputs: Any) -> None:
         inputs: for the encoder, if there is one, and for the decoder.
 
     Raises:
-        VLLMValidationError: see `check_token_ids` and `text_only.check_inputs`.
+        VLLMValidationError: see `text_only.check_inputs` and `check_token_ids`.
     """
-    check_token_ids(vllm_config, *inputs)
     text_only.check_inputs(vllm_config, *inputs)
+    check_token_ids(vllm_config, *inputs)
