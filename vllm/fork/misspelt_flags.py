@@ -10,8 +10,8 @@ from typing import Any
 from vllm.fork.flag_values import SPECS
 
 _ALIKE = 0.87
-"""Of `difflib`: ``--reciepts`` is near enough to ``--receipts``. ``--deterministic-mode``, a flag of
-other programs, is not near enough to ``--deterministic``."""
+"""Of `difflib`: ``--reciepts`` is near enough to ``--receipts``. ``--deterministic-mode``, a flag
+of other programs, is not near enough to ``--deterministic``."""
 
 
 def suggest_flags(parser: argparse.ArgumentParser) -> None:
