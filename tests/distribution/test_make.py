@@ -25,7 +25,8 @@ OLD_PYTHON = "import sys; sys.version_info = (3, 10, 4); import runpy; "
 
 # --- the list of targets -------------------------------------------------------------------------
 def test_help_has_a_line_for_each_target() -> None:
-    done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
+    command = ["make", "--no-print-directory", "help"]  # it may be called by another make
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     lines = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
     assert all(one[0] == "make" and len(one) == 3 for one in lines)
     makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
