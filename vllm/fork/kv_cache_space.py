@@ -11,7 +11,6 @@ from vllm.utils.mem_constants import GiB_bytes
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.fork.flags import ForkFlags
 
 logger = init_logger(__name__)
 
@@ -19,16 +18,15 @@ VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
 """Of upstream, in GiB; on CPUs it replaces ``kv_cache_memory_bytes`` without a word."""
 
 
-def warn_of_two_sizes(args: EngineArgs, flags: ForkFlags) -> None:
-    """Say which size counts if an engine with a flag is given two.
+def warn_of_two_sizes(args: EngineArgs) -> None:
+    """Say which size counts if an engine is given two.
 
     Args:
         args: of the engine.
-        flags: without one nothing is said.
     """
     text, given = os.environ.get(VARIABLE, ""), args.kv_cache_memory_bytes
     has_two = given is not None and text.isdigit() and int(text) * GiB_bytes != given
-    if has_two and current_platform.is_cpu() and (flags.hf_compat or flags.deterministic):
+    if has_two and current_platform.is_cpu():
         logger.warning(
             "The environment variable %s=%s (GiB) is the size of the KV cache, and "
             "kv_cache_memory_bytes=%d does not count: unset the variable if it should.",

@@ -34,9 +34,7 @@ def stand_in(model: PreTrainedModel, group: Group) -> None:
         group: says what they compute.
     """
     for module in model.modules():
-        if _has_stand_in(module):
-            continue
-        if (forward := _forward_for(module, group)) is not None:
+        if not _has_stand_in(module) and (forward := _forward_for(module, group)) is not None:
             vars(module)["forward"] = forward
 
 

@@ -10,9 +10,10 @@ from vllm.fork_ops.decoder_rows import Prompts, RowsInPages
 from vllm.hf_numerics.paged_attention import Heads
 from vllm.hf_numerics.prompt_attention import spans_by_way
 from vllm.hf_numerics.requests import pieces_of
+from vllm.hf_numerics.row_counts import FEW
 from vllm.hf_numerics.single_tokens import single_tokens_of
 
-MOST_ROWS = 64
+MOST_ROWS = FEW
 """More single tokens are multiplied by the library of matrix products (`ManyRows`), beside which
 calls of modules take little time.
 """

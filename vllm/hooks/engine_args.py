@@ -52,7 +52,7 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
     check_system_libraries()
     if flags.hf_compat or flags.deterministic:
         normalise_compilation_config(args)
-    warn_of_two_sizes(args, flags)
+        warn_of_two_sizes(args)
     check_attention_backend(args)
     if args.distributed_executor_backend in (EXECUTOR, hf_numerics.ONE_PROCESS):
         args.distributed_executor_backend = None  # chosen for an earlier engine of these arguments

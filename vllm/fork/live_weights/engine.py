@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from vllm.v1.engine.core import EngineCore
     from vllm.v1.request import Request
 
+_SEEN = "seen_weights"  # of an engine: the states of its workers
+
 
 def letting_weights_change(core_class: type[EngineCore]) -> type[EngineCore]:
     """Decorate ``EngineCore``: what an engine does about new weights."""
@@ -26,9 +28,6 @@ def letting_weights_change(core_class: type[EngineCore]) -> type[EngineCore]:
     methods.add_lora = noticing_new_adapters(core_class.add_lora)
     methods.collective_rpc = noticing_new_weights(core_class.collective_rpc)
     return core_class
-
-
-_SEEN = "seen_weights"  # of an engine: the states of its workers
 
 
 def noticing_new_weights(rpc: Callable[..., Any]) -> Callable[..., Any]:
