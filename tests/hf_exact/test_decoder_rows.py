@@ -44,9 +44,10 @@ def step(engine: ExactModel, size: int = len(LENGTHS)) -> list[torch.Tensor]:
         layer.kv_cache = cache.to(layer.kv_cache.dtype)
     blocks = torch.stack([blocks_of(i) for i in range(len(LENGTHS))])
     assert engine.grouped is not None
+    slots = engine.layers[0].slots_of(blocks, [(one, one + 1) for one in LENGTHS])
     logits = [
-        engine.grouped(tokens[i : i + size], blocks[i : i + size], LENGTHS[i : i + size])
-        for i in range(0, len(LENGTHS), size)
+        engine.grouped(tokens[part], blocks[part], LENGTHS[part], slots[part])
+        for part in (slice(i, i + size) for i in range(0, len(LENGTHS), size))
     ]
     return [torch.cat(logits), *(layer.kv_cache for layer in engine.layers)]
 

@@ -88,7 +88,8 @@ def test_prompts_together(shape: str, dtype: str, tmp_path: Path) -> None:
     assert {i for group in groups for i in group} == windows_leave
     for group in groups:
         blocks = torch.stack([blocks_of(i) for i in group])
-        found = engine.prompts([prompts[i] for i in group], blocks)
+        slots = engine.layers[0].slots_of(blocks, [(0, LENGTHS[i]) for i in group])
+        found = engine.prompts([prompts[i] for i in group], blocks, slots)
         for i, logits in zip(group, found, strict=True):
             assert same_bits(logits, expected[i].to(logits.dtype)), LENGTHS[i]
     for i in set(range(len(prompts))) - windows_leave:

@@ -86,8 +86,7 @@ class Alone:
 
     def _store(self, cache: Any, known: int, seq_len: int, blocks: torch.Tensor) -> None:
         """Write what HF's cache has of the tokens from `known` to `seq_len`."""
-        positions = torch.arange(known, seq_len, device=blocks.device)
-        slots = self._layers[0].slots_of(blocks[None], torch.zeros_like(positions), positions)
+        slots = self._layers[0].slots_of(blocks[None], [(known, seq_len)])
         for pages, layer in zip(self._layers, cache.layers, strict=True):
             num_new = min(len(slots), layer.keys.shape[2])
             pages.write(

@@ -77,17 +77,19 @@ Places = dict[int | None, RowsInPages]
 
 
 def places_of(
-    pages: LayerPages, windows: Iterable[int | None], blocks: torch.Tensor, positions: torch.Tensor
+    windows: Iterable[int | None],
+    blocks: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
 ) -> Places:
     """Return where the newest token of each request is, and what it sees.
 
     Args:
-        pages: of any layer.
         windows: of the layers.
         blocks: int32 [num_requests, max_blocks].
         positions: int64 [num_requests].
+        slots: int64 [num_requests] (`LayerPages.slots_of`).
     """
-    slots = pages.slots_of(blocks, torch.arange(len(positions), device=blocks.device), positions)
     stops = positions + 1
     starts = {
         window: torch.zeros_like(positions)
@@ -184,7 +186,11 @@ class GroupedDecode:
         self._group = group
 
     def __call__(
-        self, token_ids: torch.Tensor, blocks: torch.Tensor, positions: Sequence[int]
+        self,
+        token_ids: torch.Tensor,
+        blocks: torch.Tensor,
+        positions: Sequence[int],
+        slots: torch.Tensor,
     ) -> torch.Tensor:
         """Return the next logits of each request, [num_requests, vocab_size].
 
@@ -192,12 +198,13 @@ class GroupedDecode:
             token_ids: int64 [num_requests], the newest tokens.
             blocks: int [num_requests, max_blocks].
             positions: theirs.
+            slots: int64 [num_requests], their places (`LayerPages.slots_of`).
 
         Raises:
             PagesAreReadError: the model's requests cannot be computed together.
         """
         position_ids = torch.tensor(positions, device=token_ids.device)
-        places = places_of(self._layers[0], self._windows, blocks, position_ids)
+        places = places_of(self._windows, blocks, position_ids, slots)
         if self._operator is not None and self._operator.takes_tokens:
             of_layers = [places[window] for window in self._windows]
             return self._operator.tokens(token_ids, positions, position_ids, of_layers)

@@ -154,12 +154,16 @@ class GroupedPrompts:
         takes_one = bool(groups) and self.takes_one and self.is_one_operator
         return [group for group in groups if len(group) > 1 or takes_one]
 
-    def __call__(self, prompts: Sequence[torch.Tensor], blocks: torch.Tensor) -> torch.Tensor:
+    def __call__(
+        self, prompts: Sequence[torch.Tensor], blocks: torch.Tensor, slots: torch.Tensor
+    ) -> torch.Tensor:
         """Return the last logits of each prompt, [num_prompts, vocab_size].
 
         Args:
             prompts: int64 [num_tokens] each.
             blocks: int32 [num_prompts, max_blocks].
+            slots: int64, the places of their tokens, one prompt behind the other
+                (`LayerPages.slots_of`).
 
         Raises:
             PagesAreReadError: the model's prompts cannot be computed together.
@@ -171,8 +175,6 @@ class GroupedPrompts:
             [(begin, end, i, end - begin) for i, (_, begin, end) in enumerate(runs)]
         )
         positions = torch.cat([torch.arange(length) for length in lengths])
-        rows = torch.arange(len(prompts)).repeat_interleave(torch.tensor(lengths))
-        slots = self._layers[0].slots_of(blocks, rows, positions)
         token_ids, last = torch.cat(list(prompts)), torch.tensor(ends) - 1
         if self._operator is not None and self._operator.takes_prompts:
             place = _place_of(blocks, spans, slots, self._operator.heads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +30,13 @@ class StepMetadata:
         starts: the first token of each request among those of the step, and the end of the last.
         seq_lens: tokens of each request, those of the step included.
         block_table: int32 [num_requests, max_blocks].
+        slots: int64, the place of each token of the step (`LayerPages.slots_of`).
     """
 
     starts: list[int]
     seq_lens: list[int]
     block_table: torch.Tensor
+    slots: torch.Tensor
 
 
 class StepMetadataBuilder(AttentionMetadataBuilder[Any]):
@@ -60,6 +63,7 @@ class StepMetadataBuilder(AttentionMetadataBuilder[Any]):
             starts=common.query_start_loc_cpu[: common.num_reqs + 1].tolist(),
             seq_lens=common.seq_lens[: common.num_reqs].tolist(),
             block_table=common.block_table_tensor,
+            slots=common.slot_mapping,
         )
 
 
@@ -151,18 +155,19 @@ class LayerPages(AttentionLayerBase):
         keys, values = (x if x.stride(-1) == 1 else x.contiguous() for x in (keys, values))
         append_to_pages(self.kv_cache, keys, values, slots)
 
-    def slots_of(
-        self, blocks: torch.Tensor, rows: torch.Tensor, positions: torch.Tensor
-    ) -> torch.Tensor:
+    def slots_of(self, blocks: torch.Tensor, spans: Iterable[tuple[int, int]]) -> torch.Tensor:
         """Return the places of tokens, in all layers; int64 [num_tokens].
 
         Args:
             blocks: int [num_requests, max_blocks].
-            rows: int64 [num_tokens], the request of each.
-            positions: int64 [num_tokens].
+            spans: the first token of each request, and the one after its last.
         """
         size = self._block_size
-        return blocks[rows, positions // size].long() * size + positions % size
+        places = []
+        for own, (start, stop) in zip(blocks, spans, strict=True):
+            positions = torch.arange(start, stop, device=blocks.device)
+            places.append(own[positions // size].long() * size + positions % size)
+        return torch.cat(places)
 
     @property
     def _block_size(self) -> int:

@@ -170,7 +170,7 @@ class ExactModel(nn.Module):
             own = {i: num for i, num in enumerate(num_new) if num and adapters[i] == adapter_id}
             if self.adapters is not None:
                 self.adapters.activate(adapter_id)
-            self._advance_all(own, adapter_id, step, places)
+            self._advance_all(own, adapter_id, step, input_ids, places)
         return places
 
     def _adapters_of(self, num_requests: int) -> list[int]:
@@ -181,23 +181,27 @@ class ExactModel(nn.Module):
         return batch.request_lora_mapping[:num_requests].tolist()
 
     def _advance_all(
-        self, num_new: dict[int, int], adapter_id: int, step: StepMetadata, places: torch.Tensor
+        self,
+        num_new: dict[int, int],
+        adapter_id: int,
+        step: StepMetadata,
+        input_ids: torch.Tensor,
+        places: torch.Tensor,
     ) -> None:
         """Compute requests, each with a number of new tokens, that share an adapter."""
         one_each = [i for i, num in num_new.items() if num == 1 and step.seq_lens[i] > 1]
-        together = _groups(one_each, self.group_sizes[adapter_id])
-        for group in together:
-            self._keep(places, [step.starts[i] for i in group], self._advance_group(group, step))
-        if self.prompts is not None and self.groups_prompts[adapter_id]:
+        for group in _groups(one_each, self.group_sizes[adapter_id]):
+            tokens = [step.starts[i] for i in group]
+            self._keep(places, tokens, self._advance_group(group, tokens, step, input_ids))
+            num_new = _without(num_new, group)
+        if num_new and self.prompts is not None and self.groups_prompts[adapter_id]:
             whole = {i: num for i, num in num_new.items() if self._is_whole_prompt(i, num, step)}
             for group in self.prompts.split(whole):
-                last = [step.starts[i] + num_new[i] - 1 for i in group]
-                self._keep(places, last, self._begin_group(group, step))
-                together.append(group)
-        grouped = {i for group in together for i in group}
+                last = [step.starts[i + 1] - 1 for i in group]
+                self._keep(places, last, self._begin_group(group, step, input_ids))
+                num_new = _without(num_new, group)
         for i, num in num_new.items():
-            if i not in grouped:
-                self._advance(i, num, step, places)
+            self._advance(i, num, step, places)
 
     def _is_whole_prompt(self, i: int, num_new: int, step: StepMetadata) -> bool:
         """Whether the new tokens of a request are its prompt, of which the last logits are due."""
@@ -234,23 +238,26 @@ class ExactModel(nn.Module):
         places[_as_rows(tokens), 0] = own
         self._logits.append(logits)
 
-    def _advance_group(self, group: list[int], step: StepMetadata) -> torch.Tensor:
+    def _advance_group(
+        self, group: list[int], tokens: list[int], step: StepMetadata, input_ids: torch.Tensor
+    ) -> torch.Tensor:
         """Compute the newest token of each request of a group; return their logits."""
         assert self.grouped is not None
-        batch = runner_of(self._vllm_config).input_batch
         positions = [step.seq_lens[i] - 1 for i in group]
-        newest = torch.from_numpy(batch.token_ids_cpu[group, positions].astype("int64"))
+        rows = _as_rows(tokens)
         blocks = step.block_table[_as_rows(group)]
-        return self.grouped(newest.to(blocks.device), blocks, positions)
+        return self.grouped(input_ids[rows].long(), blocks, positions, step.slots[rows])
 
-    def _begin_group(self, group: list[int], step: StepMetadata) -> torch.Tensor:
+    def _begin_group(
+        self, group: list[int], step: StepMetadata, input_ids: torch.Tensor
+    ) -> torch.Tensor:
         """Compute the prompts of a group of requests; return their last logits."""
         assert self.prompts is not None
-        token_ids = runner_of(self._vllm_config).input_batch.token_ids_cpu
-        prompts = [
-            torch.from_numpy(token_ids[i, : step.seq_lens[i]].astype("int64")) for i in group
-        ]
-        return self.prompts(prompts, step.block_table[_as_rows(group)])
+        token_ids = input_ids.long()
+        tokens = [slice(step.starts[i], step.starts[i + 1]) for i in group]
+        slots = torch.cat([step.slots[own] for own in tokens])
+        blocks = step.block_table[_as_rows(group)]
+        return self.prompts([token_ids[own] for own in tokens], blocks, slots)
 
     def _advance(self, i: int, num_new: int, step: StepMetadata, places: torch.Tensor) -> None:
         """Compute the tokens of one request, and keep its logits."""
@@ -276,6 +283,14 @@ def _as_rows(indices: list[int]) -> list[int] | slice:
     """Return indices as a slice, where they follow each other: it is a view, and made faster."""
     first, count = indices[0], len(indices)
     return slice(first, first + count) if indices == [*range(first, first + count)] else indices
+
+
+def _without(num_new: dict[int, int], group: list[int]) -> dict[int, int]:
+    """Return the requests that are not in a group."""
+    if len(group) == len(num_new):
+        return {}
+    members = {*group}
+    return {i: num for i, num in num_new.items() if i not in members}
 
 
 def _groups(requests: list[int], sizes: list[int]) -> list[list[int]]:

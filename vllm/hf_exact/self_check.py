@@ -43,13 +43,9 @@ def equal_group_sizes(
         device: of the model.
     """
     count = SEVERAL[0]
-    generator = torch.Generator().manual_seed(0)
     # Texts of different lengths, the longest of which fills its blocks.
     lengths = [1 + i * (_BLOCK_SIZE * _NUM_BLOCKS - 2) // (count - 1) for i in range(count)]
-    texts = [
-        torch.randint(vocab_size, (1, length + 1), generator=generator).to(device)
-        for length in lengths
-    ]
+    texts = [text.to(device) for text in _texts([length + 1 for length in lengths], vocab_size)]
     blocks = torch.arange(GROUP_SIZES[0] * _NUM_BLOCKS, dtype=torch.int32, device=device)
     blocks = blocks.view(-1, _NUM_BLOCKS)
     with _own_pages(layers, count * _NUM_BLOCKS, device):
@@ -68,8 +64,8 @@ def equal_group_sizes(
                 layer.kv_cache = torch.cat([pages] * times)
             for first in range(0, times * count, size):
                 part = slice(first, first + size)
-                newest = torch.cat([text[0, -1:] for text in (texts * times)[part]])
-                logits = grouped(newest, blocks[part], (lengths * times)[part])
+                own = (texts * times)[part]
+                logits = _next_logits(grouped, own, blocks[part], layers[0])
                 if not same_bits(logits, torch.cat((expected * times)[part])):
                     return False
             return all(
@@ -81,6 +77,21 @@ def equal_group_sizes(
             return [size for size in GROUP_SIZES if is_equal(size)]
         except PagesAreReadError:
             return []
+
+
+def _next_logits(
+    grouped: GroupedDecode, texts: list[torch.Tensor], blocks: torch.Tensor, pages: LayerPages
+) -> torch.Tensor:
+    """Return what comes behind texts, of which all but the last tokens have been computed."""
+    positions = [text.shape[1] - 1 for text in texts]
+    slots = pages.slots_of(blocks, [(one, one + 1) for one in positions])
+    return grouped(torch.cat([text[0, -1:] for text in texts]), blocks, positions, slots)
+
+
+def _texts(lengths: list[int], vocab_size: int) -> list[torch.Tensor]:
+    """Return random tokens, int64 [1, length] each."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(vocab_size, (1, length), generator=generator) for length in lengths]
 
 
 @torch.inference_mode()
@@ -104,12 +115,12 @@ def why_no_prompts(
         layers: the pages of each layer, for which others stand in meanwhile.
         vocab_size: of the model.
     """
-    generator = torch.Generator().manual_seed(1)
-    prompts = [torch.randint(vocab_size, (num,), generator=generator) for num in _PROMPTS]
+    prompts = [text[0] for text in _texts([*_PROMPTS], vocab_size)]
     groups = grouped.split(dict(enumerate(map(len, prompts))))
     if not groups:
         return "its windows are too narrow"
     prompts = [prompts[i] for i in groups[0]]
+    spans = [(0, len(prompt)) for prompt in prompts]
     num_blocks = len(prompts) * _PROMPT_BLOCKS
     blocks = torch.arange(num_blocks, dtype=torch.int32).view(-1, _PROMPT_BLOCKS)
     with _own_pages(layers, num_blocks, blocks.device):
@@ -121,7 +132,11 @@ def why_no_prompts(
         def are_equal(groups: list[slice]) -> bool:
             for layer in layers:
                 layer.kv_cache.zero_()
-            logits = [grouped(prompts[one], blocks[one]) for one in groups]
+            slots = [layers[0].slots_of(blocks[one], spans[one]) for one in groups]
+            logits = [
+                grouped(prompts[one], blocks[one], own)
+                for one, own in zip(groups, slots, strict=True)
+            ]
             return same_bits(torch.cat(logits), torch.cat(expected)) and all(
                 same_bits(layer.kv_cache, pages) for layer, pages in zip(layers, after, strict=True)
             )
