@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -25,9 +26,10 @@ from tests.hf_compat.test_parity import as_prompts, token_ids
 from tests.reference import generate, prompt_ids
 from vllm.config import ModelConfig
 from vllm.exceptions import VLLMValidationError
+from vllm.hf_compat.body import BODY_KEY
 from vllm.hf_compat.frontend import Frontend
 from vllm.hf_compat.generation_config import load_generation_config
-from vllm.hf_compat.sampling_params import ParamsInHFTerms
+from vllm.hf_compat.request import EXTRA_ARGS_KEY, HFRequest
 from vllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -166,16 +168,25 @@ def test_stops_at_hf_eos_ids_alone(
         assert output.outputs[0].finish_reason == ("length" if len(tokens) == 48 else "stop")
 
 
-def test_configurations_that_are_kept_are_apart(small_model: PreTrainedModel) -> None:
+def test_what_is_kept_of_parameters_is_apart(small_model: PreTrainedModel) -> None:
     """What one request's owner sets is not seen by the next, and HF's checks tell 2 from 2.0."""
-    terms = ParamsInHFTerms(small_model.generation_config)
-    params = SamplingParams(temperature=0.7, repetition_penalty=2.0)
-    first = terms.config_of(params)
-    before = first.to_dict()
-    first.num_return_sequences, first.max_length = 7, 3
-    assert terms.config_of(params).to_dict() == before
-    whole = terms.config_of(SamplingParams(temperature=0.7, repetition_penalty=2))
-    assert isinstance(whole.repetition_penalty, int)
-    assert isinstance(terms.config_of(params).repetition_penalty, float)
-    assert terms.config_of(params, {"top_k": 3}).top_k == 3
-    assert terms.config_of(params).to_dict() == before
+    frontend = frontend_of(small_model)
+
+    def asked_by(penalty: float, prompt_len: int = 5, **others: Any) -> HFRequest:
+        params = SamplingParams(temperature=0.7, repetition_penalty=penalty, max_tokens=9, **others)
+        frontend.finish(params, prompt_len)
+        request = copy.deepcopy(HFRequest.of(params))
+        carried = (params.extra_args or {})[EXTRA_ARGS_KEY]
+        carried["fields"]["top_k"] = 7
+        return request
+
+    first = asked_by(2.0)
+    assert first.fields["repetition_penalty"] == 2.0
+    assert "top_k" not in first.fields
+    assert asked_by(2.0) == first
+    with pytest.raises(VLLMValidationError, match="strictly positive float, but is 2"):
+        asked_by(2)
+    assert asked_by(2.0, extra_args={BODY_KEY: {"typical_p": 0.5}}).fields["typical_p"] == 0.5
+    other = asked_by(2.0, 6, n=2, seed=3)
+    assert (other.prompt_len, other.max_length, other.seed, other.num_rows) == (6, 15, 3, 2)
+    assert asked_by(2.0) == first

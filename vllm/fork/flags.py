@@ -10,6 +10,7 @@ compilation-cache key; everything else asks `ForkFlags.of(vllm_config)`.
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -92,13 +93,18 @@ class ForkFlags:
         """Read the flags that an engine or worker process was started with."""
         additional = vllm_config.additional_config
         carried = additional.get(CONFIG_KEY) if isinstance(additional, dict) else None
-        return cls(**carried) if carried else cls()
+        return _made(**carried) if carried else cls()
 
     def carry(self, additional_config: dict[str, Any]) -> dict[str, Any]:
         """Return `additional_config` with the flags that are on; unchanged if none is."""
         if not any(asdict(self).values()):
             return additional_config
         return {**additional_config, CONFIG_KEY: asdict(self)}
+
+
+@functools.lru_cache(typed=True)  # every request asks, and their values are checked each time
+def _made(**values: FlagValue | None) -> ForkFlags:
+    return ForkFlags(**values)  # type: ignore[arg-type]
 
 
 class _FlagAction(argparse.Action):

@@ -3,7 +3,7 @@
 `GenerationFields` are the fields of Transformers' ``GenerationConfig`` that change the tokens and
 that vLLM's own schema does not have. What a client sets of them travels inside
 ``SamplingParams.extra_args``, through copies and endpoints, until `Frontend.finish` knows the
-prompt and puts it over what the rest of the body means (`ParamsInHFTerms`).
+prompt and puts it over what the rest of the body means (`in_hf_terms`).
 """
 
 from __future__ import annotations

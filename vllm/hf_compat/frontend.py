@@ -34,8 +34,9 @@ from vllm.hf_compat.request import EXTRA_ARGS_KEY, HFRequest
 from vllm.hf_compat.resolved_params import ResolvedParams
 from vllm.hf_compat.room import Room, check_beams, check_guidance
 from vllm.hf_compat.sampling_params import (
-    ParamsInHFTerms,
+    SAID_BY_BOTH,
     check_logit_bias,
+    in_hf_terms,
     shown_fields,
     take_changes,
     turn_off_processors,
@@ -153,7 +154,6 @@ class Frontend:
         receipt: dict[str, Any] | None = None,
     ) -> None:
         self.of_model = of_model
-        self._in_hf_terms = ParamsInHFTerms(of_model)
         self.max_model_len = max_model_len
         self._tokenizer = tokenizer
         self.vocab_size = vocab_size
@@ -163,6 +163,8 @@ class Frontend:
         )
         self._check_processors = ProcessorCheck(model_config, vocab_size)
         self._receipt = receipt
+        # Prompts mostly come with the same parameters. HF's checks tell 1 from 1.0.
+        self._asked_by = functools.lru_cache(maxsize=64, typed=True)(self._of_values)
 
     def to_sampling_params(
         self, given: GenerateCall | GenerationConfig | None = None
@@ -218,29 +220,29 @@ class Frontend:
                 context window.
         """
         if isinstance(params, ResolvedParams):
-            self._accept(HFRequest.of(params), params, prompt_embeds)
+            request = HFRequest.of(params)
+            self._check_processors(request)
+            self._accept(request, params, prompt_embeds)
             return
-        call, config = self._resolve(params, prompt_len)
-        if config.num_beams > 1 and params.n > 1:
-            config.num_return_sequences, params.n = params.n, 1
+        asked = self._resolve(params, prompt_len)
         if params.max_tokens is None:
             params.max_tokens = self.max_model_len - prompt_len
-        request = _request(call, config, params, prompt_len)
+        request = _with_prompt(asked, params, prompt_len)
+        if request.num_beams > 1:
+            params.n = 1
         self._accept(request, params, prompt_embeds)
         if request.num_beams > 1:
             params.ignore_eos = True
         else:
-            self._set_eos(params, config)
+            self._set_eos(params, request.eos_token_ids)
         turn_off_processors(params)
         HFRequest.number_children(params)
         one = copy.copy(params)
         one.n = 1
         one._verify_args()  # the engine does the same, and a failure there would stop it
 
-    def _resolve(
-        self, params: SamplingParams, prompt_len: int
-    ) -> tuple[GenerateCall, GenerationConfig]:
-        """Return the call and its merged configuration; write its length into the parameters."""
+    def _resolve(self, params: SamplingParams, prompt_len: int) -> HFRequest:
+        """Return what is asked for, whatever the prompt; write its length into the parameters."""
         if isinstance(params, HFSamplingParams):
             assert params._resolved is not None, "these parameters are finished already"
             call, config, length_is_default, shown = cloudpickle.loads(params._resolved)
@@ -250,7 +252,7 @@ class Frontend:
             self._limit_length(
                 params, config, prompt_len, padding, length_is_default=length_is_default
             )
-            return replace(call, seed=params.seed), config  # the seed may have been set since
+            return self._checked(call, config)
         body = take_body(params)
         for name in ("output_scores", "output_logits"):
             if body.get(name):
@@ -258,12 +260,31 @@ class Frontend:
                     f"{name} has no place in an OpenAI answer: ask for logprobs, or use "
                     "LLM.generate()."
                 )
-        negative_prompt_ids = body.pop("negative_prompt_ids", None)
-        config = self._in_hf_terms.config_of(params, body)
+        values = (getattr(params, name) for name in SAID_BY_BOTH)
+        if not body:
+            return self._asked_by(*values)
+        call = GenerateCall(negative_prompt_ids=body.pop("negative_prompt_ids", None))
+        config = in_hf_terms(self.of_model, *values, body=body)
         check_request(config)
         if any(name in body for name in LENGTHS):
             self._limit_length(params, config, prompt_len, length_is_default=False)
-        return GenerateCall(seed=params.seed, negative_prompt_ids=negative_prompt_ids), config
+        return self._checked(call, config)
+
+    def _of_values(self, *values: Any) -> HFRequest:
+        """Return what `SAID_BY_BOTH` of these values ask for."""
+        config = in_hf_terms(self.of_model, *values)
+        check_request(config)
+        return self._checked(GenerateCall(), config)
+
+    def _checked(self, call: GenerateCall, config: GenerationConfig) -> HFRequest:
+        """Return a request without its prompt.
+
+        Raises:
+            VLLMValidationError: HF refuses its processors.
+        """
+        request = _without_prompt(call, config)
+        self._check_processors(request)
+        return request
 
     def _accept(
         self, request: HFRequest, params: SamplingParams, prompt_embeds: torch.Tensor | None
@@ -283,7 +304,6 @@ class Frontend:
         self, request: HFRequest, params: SamplingParams, prompt_embeds: torch.Tensor | None
     ) -> None:
         """Refuse what would fail, or could not be answered, in the engine."""
-        self._check_processors(request)
         if request.is_guided:
             check_guidance(request, prompt_embeds, self.vocab_size)
         if request.num_batch_rows > 1:
@@ -333,10 +353,9 @@ class Frontend:
                 "max_model_len or lower max_new_tokens."
             )
 
-    def _set_eos(self, params: SamplingParams, config: GenerationConfig) -> None:
+    def _set_eos(self, params: SamplingParams, eos: list[int]) -> None:
         """Stop at HF's EOS ids alone: vLLM adds the tokenizer's, which HF does not look at."""
         if not params.ignore_eos:
-            eos = eos_token_ids(config)
             if not (params.stop or params.stop_token_ids or self._special_ids.issuperset(eos)):
                 # What is decoded of an answer of `generate()` has them.
                 params.include_stop_str_in_output = True
@@ -389,22 +408,15 @@ def _checked_seed(seed: Any) -> int | None:
     return number
 
 
-def _request(
-    call: GenerateCall, config: GenerationConfig, params: SamplingParams, prompt_len: int
-) -> HFRequest:
-    """Return what the worker needs to know."""
-    assert params.max_tokens is not None
+def _without_prompt(call: GenerateCall, config: GenerationConfig) -> HFRequest:
+    """Return what the worker needs to know of a call, but what `_with_prompt` adds."""
     eos, place = eos_token_ids(config), call.place
     pad_token_id = place.pad_token_id if place.pad_token_id is not None else config.pad_token_id
-    prompt_len += place.left_padding
     return HFRequest(
         fields=step_fields(config),
         eos_token_ids=eos,
-        prompt_len=prompt_len,
-        max_length=prompt_len + params.max_tokens,
-        seed=_checked_seed(call.seed),
-        row=place.row * params.n,
-        num_rows=place.num_rows * params.n,
+        row=place.row,
+        num_rows=place.num_rows,
         left_padding=place.left_padding,
         pad_token_id=pad_token_id if pad_token_id is not None else next(iter(eos), 0),
         negative_prompt_ids=call.negative_prompt_ids,
@@ -413,4 +425,24 @@ def _request(
         max_time=config.max_time,
         criteria=call.criteria,
         criteria_see_scores=bool(config.return_dict_in_generate and config.output_scores),
+    )
+
+
+def _with_prompt(asked: HFRequest, params: SamplingParams, prompt_len: int) -> HFRequest:
+    """Return a request (`_without_prompt`) with its lengths, seed and answers."""
+    assert params.max_tokens is not None
+    prompt_len += asked.left_padding
+    fields, num_answers = asked.fields, params.n
+    if asked.num_beams > 1:  # one request of the engine, with several answers
+        if num_answers > 1:
+            fields = {**fields, "num_return_sequences": num_answers}
+        num_answers = 1
+    return replace(
+        asked,
+        fields=fields,
+        prompt_len=prompt_len,
+        max_length=prompt_len + params.max_tokens,
+        seed=_checked_seed(params.seed),
+        row=asked.row * num_answers,
+        num_rows=asked.num_rows * num_answers,
     )

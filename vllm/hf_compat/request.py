@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from vllm.hf_compat.packed import PackedFields, packed
@@ -77,8 +77,7 @@ class HFRequest:
 
     def attach(self, params: SamplingParams) -> None:
         """Store this request in `params`, replacing what a client may have put there."""
-        carried = {one.name: getattr(self, one.name) for one in fields(self)}
-        carried["fields"] = packed(self.fields)
+        carried = {**vars(self), "fields": packed(self.fields)}
         params.extra_args = {**(params.extra_args or {}), EXTRA_ARGS_KEY: carried}
 
     @staticmethod

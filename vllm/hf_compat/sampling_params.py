@@ -21,7 +21,6 @@ allowed tokens, structured output) has no counterpart in HF and acts before HF's
 from __future__ import annotations
 
 import copy
-import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -36,67 +35,49 @@ SAMPLING_EPS = 1e-5
 """vLLM's own bound below which a temperature means greedy search."""
 
 
-_SAID_BY_BOTH = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+SAID_BY_BOTH = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Fields that ``SamplingParams`` and ``GenerationConfig`` have."""
 
 _DEFAULTS: dict[str, Any] = {
-    name: getattr(SamplingParams(), name) for name in (*_SAID_BY_BOTH, "max_tokens")
+    name: getattr(SamplingParams(), name) for name in (*SAID_BY_BOTH, "max_tokens")
 }
 """Of ``SamplingParams``, for the fields that HF has, too."""
 
 
-class ParamsInHFTerms:
-    """Says what ``SamplingParams`` ask for in HF's terms.
+def in_hf_terms(
+    of_model: GenerationConfig,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    repetition_penalty: float,
+    *,
+    body: Mapping[str, Any] | None = None,
+) -> GenerationConfig:
+    """Say what ``SamplingParams`` ask for in HF's terms.
 
     What they cannot say (``suppress_tokens``, ...) comes from the model, as it does in
-    `generate()`; what they can say is theirs alone. Prompts mostly come with the same parameters,
-    so configurations are kept.
+    `generate()`; what they can say is theirs alone.
 
     Args:
         of_model: the model's ``generation_config``.
+        temperature: and the others of `SAID_BY_BOTH`, as ``SamplingParams`` have them.
+        body: what a client has said in HF's terms (`body.BodyFields`), which wins.
+
+    Raises:
+        VLLMValidationError: HF's reason why `body` cannot be.
     """
-
-    def __init__(self, of_model: GenerationConfig) -> None:
-        self._of_model = of_model
-        # HF's checks tell 1 from 1.0.
-        self._kept = functools.lru_cache(maxsize=64, typed=True)(self._merged)
-
-    def config_of(
-        self, params: SamplingParams, body: Mapping[str, Any] | None = None
-    ) -> GenerationConfig:
-        """Return a configuration that the caller may set fields of.
-
-        Args:
-            params: of the request.
-            body: what a client has said in HF's terms (`body.BodyFields`), which wins.
-
-        Raises:
-            VLLMValidationError: HF's reason why `body` cannot be.
-        """
-        values = (getattr(params, name) for name in _SAID_BY_BOTH)
-        return self._merged(*values, body=body) if body else copy.copy(self._kept(*values))
-
-    def _merged(
-        self,
-        temperature: float,
-        top_k: int,
-        top_p: float,
-        min_p: float,
-        repetition_penalty: float,
-        *,
-        body: Mapping[str, Any] | None = None,
-    ) -> GenerationConfig:
-        given = copy.deepcopy(self._of_model)
-        given.do_sample = temperature >= SAMPLING_EPS
-        given.temperature = temperature if given.do_sample else None
-        given.top_k = max(top_k, 0)
-        given.top_p = top_p
-        given.min_p = min_p
-        given.repetition_penalty = repetition_penalty
-        given.output_scores = given.output_logits = False  # nobody looks for them
-        if body:
-            _say(given, body)
-        return merge_generation_config(given, self._of_model)
+    given = copy.deepcopy(of_model)
+    given.do_sample = temperature >= SAMPLING_EPS
+    given.temperature = temperature if given.do_sample else None
+    given.top_k = max(top_k, 0)
+    given.top_p = top_p
+    given.min_p = min_p
+    given.repetition_penalty = repetition_penalty
+    given.output_scores = given.output_logits = False  # nobody looks for them
+    if body:
+        _say(given, body)
+    return merge_generation_config(given, of_model)
 
 
 def _say(given: GenerationConfig, body: Mapping[str, Any]) -> None:
