@@ -1,4 +1,4 @@
-"""Rotations of tokens that are kept have the bits that the model gives each token alone."""
+"""Rotations of tokens and prompts that are kept have the bits that the model gives each alone."""
 
 from __future__ import annotations
 
@@ -10,41 +10,71 @@ import torch
 
 from tests.hf_exact.test_models import load
 from tools.make_random_model import make_random_model
-from vllm.hf_exact.rotations import TokenRotations, rotation_of
+from vllm.hf_exact.rotations import _MOST_LENGTHS, Rotations
 from vllm.hf_numerics.single_row_products import same_bits
+
+SHAPES = ["tinyllama-1.1b", "qwen2-0.5b", "qwen3-0.6b"]
+
+
+def rotary_of(folder: Path, shape: str = SHAPES[0], dtype: str = "bfloat16") -> Any:
+    make_random_model(shape, folder, num_layers=1, narrow=True)
+    return load(folder, dtype, "sdpa").get_decoder().rotary_emb
+
+
+def alone(rotary: Any, x: torch.Tensor, positions: list[int]) -> torch.Tensor:
+    """Return what Transformers rotates a request's tokens by, cosines beside sines."""
+    cosines, sines = rotary(x, position_ids=torch.tensor([positions]))
+    half = cosines.shape[-1] // 2
+    return torch.cat([cosines[0, :, :half], sines[0, :, :half]], dim=-1)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("shape", ["tinyllama-1.1b", "qwen2-0.5b", "qwen3-0.6b"])
+@pytest.mark.parametrize("shape", SHAPES)
 @torch.inference_mode()
-def test_bits(shape: str, dtype: str, tmp_path: Path) -> None:
-    make_random_model(shape, tmp_path, num_layers=1, narrow=True)
-    rotary: Any = load(tmp_path, dtype, "sdpa").get_decoder().rotary_emb
+def test_tokens(shape: str, dtype: str, tmp_path: Path) -> None:
+    rotary = rotary_of(tmp_path, shape, dtype)
     x = torch.zeros(1, 1, dtype=getattr(torch, dtype))
-    kept = TokenRotations(rotary)
+    kept = Rotations(rotary)
     for positions in ([0, 5, 63], [64, 3, 1000], [1_023, 127, 5_000], [40_000]):
         rows = torch.tensor(positions)
-        found = kept(x, positions, rows)
+        found = kept.of_tokens(x, positions, rows)
         assert found.rows is rows
         for position in positions:
-            alone = rotation_of(rotary, x, torch.tensor([[position]]))
-            assert same_bits(found.table[position], alone.table[alone.rows[0]])
+            assert same_bits(found.table[position], alone(rotary, x, [position])[0])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("shape", SHAPES)
+@torch.inference_mode()
+def test_prompts(shape: str, dtype: str, tmp_path: Path) -> None:
+    """More lengths than are kept, some of them again."""
+    rotary = rotary_of(tmp_path, shape, dtype)
+    x = torch.zeros(1, 1, dtype=getattr(torch, dtype))
+    kept = Rotations(rotary)
+    for lengths in ([7, 64, 7, 500], [64, 1], [3] * 9, [*range(1, _MOST_LENGTHS + 9)], [500, 7]):
+        table, rows = kept.of_prompts(x, lengths)
+        expected = torch.cat([alone(rotary, x, [*range(length)]) for length in lengths])
+        assert same_bits(table[rows], expected)
 
 
 @torch.inference_mode()
 def test_other_frequencies_count(tmp_path: Path) -> None:
     """Those that a running engine is given in place, or as another scaling."""
-    make_random_model("tinyllama-1.1b", tmp_path, num_layers=1, narrow=True)
-    rotary: Any = load(tmp_path, "bfloat16", "sdpa").get_decoder().rotary_emb
-    x, rows = torch.zeros(1, 1, dtype=torch.bfloat16), torch.tensor([5, 9])
-    kept = TokenRotations(rotary)
-    before = kept(x, [5, 9], rows).table[rows]
+    rotary = rotary_of(tmp_path)
+    x, positions = torch.zeros(1, 1, dtype=torch.bfloat16), [5, 9]
+    kept = Rotations(rotary)
+
+    def found() -> torch.Tensor:
+        tokens = kept.of_tokens(x, positions, torch.tensor(positions))
+        prompts = kept.of_prompts(x, [4])
+        return torch.cat([tokens.table[tokens.rows], prompts.table[prompts.rows]])
+
+    before = found()
     for change in (
         lambda: rotary.inv_freq.mul_(2),
         lambda: setattr(rotary, "attention_scaling", 3),
     ):
         change()
-        found = kept(x, [5, 9], rows).table[rows]
-        alone = torch.cat([rotation_of(rotary, x, rows[i : i + 1, None]).table for i in range(2)])
-        assert same_bits(found, alone)
-        assert not same_bits(found, before)
+        runs = ([5], [9], [0, 1, 2, 3])
+        assert same_bits(found(), torch.cat([alone(rotary, x, run) for run in runs]))
+        assert not same_bits(found(), before)

@@ -174,12 +174,12 @@ class GroupedPrompts:
         spans = torch.tensor(
             [(begin, end, i, end - begin) for i, (_, begin, end) in enumerate(runs)]
         )
-        positions = torch.cat([torch.arange(length) for length in lengths])
         token_ids, last = torch.cat(list(prompts)), torch.tensor(ends) - 1
         if self._operator is not None and self._operator.takes_prompts:
             place = _place_of(blocks, spans, slots, self._operator.heads)
             places = [place] * len(self._layers)
-            return self._operator.prompts(token_ids, positions, places, runs, last)
+            return self._operator.prompts(token_ids, places, runs, last)
+        positions = torch.cat([torch.arange(length) for length in lengths])
         with self._group.of_prompts(runs), self._attention.is_used():
             output = self._model(
                 input_ids=token_ids[None],

@@ -18,7 +18,7 @@ from vllm.fork_ops.decoder_rows import RowsInPages
 from vllm.hf_exact.decoder_rows import DecoderRows, can_compute, computes_as_its_class, is_kind
 from vllm.hf_exact.group import Group
 from vllm.hf_exact.kv_pages import LayerPages
-from vllm.hf_exact.rotations import Rotation, TokenRotations, rotation_of
+from vllm.hf_exact.rotations import Rotations
 from vllm.hf_numerics.paged_attention import Heads
 from vllm.hf_numerics.requests import Run
 
@@ -38,7 +38,7 @@ class OneOperator:
         self._pages = layers
         self._group = group
         self._rows = DecoderRows(self._decoder)
-        self._rotations = TokenRotations(self._decoder.rotary_emb)
+        self._rotations = Rotations(self._decoder.rotary_emb)
         self._watched = WatchedModules.of_decoder(self._decoder, model)
 
     @property
@@ -72,14 +72,13 @@ class OneOperator:
             places: of the tokens in the pages of each layer.
         """
         x = self._decoder.embed_tokens(token_ids)
-        rotation = self._rotations(x, positions, rows)
+        rotation = self._rotations.of_tokens(x, positions, rows)
         with self._group.of_rows():
             return self._logits(self._rows(x, rotation, self._memory(), places)[:, None])[:, -1]
 
     def prompts(
         self,
         token_ids: torch.Tensor,
-        position_ids: torch.Tensor,
         places: Sequence[RowsInPages],
         prompts: tuple[Run, ...],
         last: torch.Tensor,
@@ -88,14 +87,13 @@ class OneOperator:
 
         Args:
             token_ids: int64 [num_tokens], one prompt behind the other.
-            position_ids: int64 [num_tokens].
             places: of the tokens in the pages of each layer.
             prompts: the rows of each.
             last: int64 [num_prompts], the last row of each.
         """
+        x = self._decoder.embed_tokens(token_ids)
+        rotation = self._rotations.of_prompts(x, [end - begin for _, begin, end in prompts])
         with self._group.of_prompts(prompts):
-            x = self._decoder.embed_tokens(token_ids)
-            rotation: Rotation = rotation_of(self._decoder.rotary_emb, x[None], position_ids[None])
             rows = self._rows(x, rotation, self._memory(), places, prompts, last)
             return self._logits(rows[None])[0]
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
+
+_MOST_LENGTHS = 64  # of prompts, whose angles are kept
 
 
 class Rotation(NamedTuple):
@@ -20,24 +23,11 @@ class Rotation(NamedTuple):
     rows: torch.Tensor
 
 
-def rotation_of(rotary: Any, x: torch.Tensor, position_ids: torch.Tensor) -> Rotation:
-    """Return what a model's module says.
+class Rotations:
+    """What a model's module says of tokens and of prompts, which is the same in each step.
 
-    Args:
-        rotary: as ``LlamaRotaryEmbedding``.
-        x: of the dtype and device that are asked for.
-        position_ids: int64 [num_requests, num_tokens].
-    """
-    angles = rotary(x, position_ids=position_ids)
-    table = torch.cat([one.flatten(0, 1)[:, : one.shape[-1] // 2] for one in angles], dim=-1)
-    return Rotation(table, torch.arange(len(table)))
-
-
-class TokenRotations:
-    """What a model's module says of single tokens, which is the same in each step.
-
-    Each position is asked for by itself, as a token alone asks: how PyTorch rounds a cosine may
-    depend on where in a tensor it lies.
+    Each is asked for as it is alone, a token by its position and a prompt by its length: how
+    PyTorch rounds a cosine may depend on where in a tensor it lies.
 
     Args:
         rotary: as ``LlamaRotaryEmbedding``, whose angles follow from the position.
@@ -45,13 +35,14 @@ class TokenRotations:
 
     def __init__(self, rotary: Any) -> None:
         self._rotary = rotary
-        self._table = torch.empty(0, 0)
-        self._known: set[int] = set()
+        self._of_tokens = torch.empty(0, 0)
+        self._known: set[int] = set()  # positions
+        self._of_prompts: dict[int, torch.Tensor] = {}  # by their lengths
         self._frequencies: torch.Tensor = rotary.inv_freq.clone()
         self._scaling: float = rotary.attention_scaling
 
-    def __call__(self, x: torch.Tensor, positions: Sequence[int], rows: torch.Tensor) -> Rotation:
-        """Return the rotations of tokens.
+    def of_tokens(self, x: torch.Tensor, positions: Sequence[int], rows: torch.Tensor) -> Rotation:
+        """Return the rotations of tokens, each of another request.
 
         Args:
             x: of the dtype and device that are asked for.
@@ -61,7 +52,20 @@ class TokenRotations:
         self._forget_others()
         for position in {*positions} - self._known:
             self._find(position, x)
-        return Rotation(self._table, rows)
+        return Rotation(self._of_tokens, rows)
+
+    def of_prompts(self, x: torch.Tensor, lengths: Sequence[int]) -> Rotation:
+        """Return the rotations of prompts, one behind the other.
+
+        Args:
+            x: of the dtype and device that are asked for.
+            lengths: of the prompts, in tokens.
+        """
+        self._forget_others()
+        own = {length: self._of_prompt(length, x) for length in dict.fromkeys(lengths)}
+        firsts = dict(zip(own, accumulate(own, initial=0), strict=False))
+        rows = [torch.arange(firsts[length], firsts[length] + length) for length in lengths]
+        return Rotation(torch.cat([*own.values()]), torch.cat(rows))
 
     def _forget_others(self) -> None:
         """Keep nothing of other frequencies, which a running engine may be given."""
@@ -69,13 +73,26 @@ class TokenRotations:
         if scaling != self._scaling or not torch.equal(frequencies, self._frequencies):
             self._frequencies, self._scaling = frequencies.clone(), scaling
             self._known.clear()
+            self._of_prompts.clear()
 
     def _find(self, position: int, x: torch.Tensor) -> None:
-        found = rotation_of(self._rotary, x, torch.tensor([[position]])).table
-        table = self._table if self._known else found[:0]
+        found = self._angles(torch.tensor([[position]]), x)
+        table = self._of_tokens if self._known else found[:0]
         if position >= len(table):
             length = max(position + 1, 2 * len(table))
             table = torch.cat([table, found.new_zeros(length - len(table), found.shape[1])])
         table[position] = found[0]
-        self._table = table
+        self._of_tokens = table
         self._known.add(position)
+
+    def _of_prompt(self, length: int, x: torch.Tensor) -> torch.Tensor:
+        if length not in self._of_prompts:
+            if len(self._of_prompts) >= _MOST_LENGTHS:
+                self._of_prompts.clear()
+            self._of_prompts[length] = self._angles(torch.arange(length)[None], x)
+        return self._of_prompts[length]
+
+    def _angles(self, position_ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Return what the module says of int64 [1, num_tokens]: [num_tokens, rotary_dim]."""
+        angles = self._rotary(x[None], position_ids=position_ids)
+        return torch.cat([one[0, :, : one.shape[-1] // 2] for one in angles], dim=-1)
