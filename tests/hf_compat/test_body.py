@@ -109,6 +109,26 @@ def test_number_of_answers() -> None:
         HFCompletionRequest(prompt="x", num_return_sequences=3, n=2)
 
 
+def test_more_answers_than_beams() -> None:
+    """It is HF's to refuse, wherever both numbers come from."""
+    reason = r"`num_return_sequences` \(5\) has to be smaller or equal to `num_beams` \(3\)"
+    with pytest.raises(VLLMValidationError, match=reason):
+        resolve(num_beams=3, n=5)
+    frontend = Frontend(
+        GenerationConfig(num_beams=3), LlamaConfig(vocab_size=64), max_model_len=64, vocab_size=64
+    )
+    of_the_model = SamplingParams(n=5)
+    set_later = frontend.to_sampling_params()
+    set_later.n = 5
+    for params in (of_the_model, set_later):
+        with pytest.raises(VLLMValidationError, match=reason):
+            frontend.finish(params, 4)
+    as_many = SamplingParams(n=3)
+    frontend.finish(as_many, 4)
+    assert HFRequest.of(as_many).fields["num_return_sequences"] == 3
+    assert as_many.n == 1
+
+
 @pytest.mark.parametrize("forged", [5, [], {"num_beams": "2"}, {"unknown": 1}, None])
 def test_fields_that_no_body_has_checked(forged: Any) -> None:
     """Clients of other endpoints can write anything into ``extra_args``."""

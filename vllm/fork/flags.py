@@ -102,7 +102,7 @@ class ForkFlags:
         return {**additional_config, CONFIG_KEY: asdict(self)}
 
 
-@functools.lru_cache(typed=True)  # every request asks, and their values are checked each time
+@functools.lru_cache(typed=True)  # every request asks, and checking takes longer than asking
 def _made(**values: FlagValue | None) -> ForkFlags:
     return ForkFlags(**values)  # type: ignore[arg-type]
 

@@ -216,8 +216,8 @@ class Frontend:
             prompt_embeds: of a prompt that is given as embeddings.
 
         Raises:
-            VLLMValidationError: the length does not fit, in HF's sense or into the engine's
-                context window.
+            VLLMValidationError: HF refuses it, or the length does not fit, in HF's sense or into
+                the engine's context window.
         """
         if isinstance(params, ResolvedParams):
             request = HFRequest.of(params)
@@ -230,6 +230,7 @@ class Frontend:
         request = _with_prompt(asked, params, prompt_len)
         if request.num_beams > 1:
             params.n = 1
+            self._check_processors(request)  # HF refuses more answers than beams
         self._accept(request, params, prompt_embeds)
         if request.num_beams > 1:
             params.ignore_eos = True

@@ -30,7 +30,8 @@ class StepMetadata:
         starts: the first token of each request among those of the step, and the end of the last.
         seq_lens: tokens of each request, those of the step included.
         block_table: int32 [num_requests, max_blocks].
-        slots: int64, the place of each token of the step (`LayerPages.slots_of`).
+        slots: int64, the place of each token of the step (`LayerPages.slots_of`), which the next
+            step overwrites.
     """
 
     starts: list[int]

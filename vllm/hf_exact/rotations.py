@@ -35,9 +35,9 @@ class Rotations:
 
     def __init__(self, rotary: Any) -> None:
         self._rotary = rotary
-        self._of_tokens = torch.empty(0, 0)
-        self._known: set[int] = set()  # positions
-        self._of_prompts: dict[int, torch.Tensor] = {}  # by their lengths
+        self._table = torch.empty(0, 0)
+        self._known: set[int] = set()  # positions, of which the table has the angles
+        self._by_length: dict[int, torch.Tensor] = {}  # the angles of prompts
         self._frequencies: torch.Tensor = rotary.inv_freq.clone()
         self._scaling: float = rotary.attention_scaling
 
@@ -52,7 +52,7 @@ class Rotations:
         self._forget_others()
         for position in {*positions} - self._known:
             self._find(position, x)
-        return Rotation(self._of_tokens, rows)
+        return Rotation(self._table, rows)
 
     def of_prompts(self, x: torch.Tensor, lengths: Sequence[int]) -> Rotation:
         """Return the rotations of prompts, one behind the other.
@@ -62,7 +62,7 @@ class Rotations:
             lengths: of the prompts, in tokens.
         """
         self._forget_others()
-        own = {length: self._of_prompt(length, x) for length in dict.fromkeys(lengths)}
+        own = {length: self._of_length(length, x) for length in dict.fromkeys(lengths)}
         firsts = dict(zip(own, accumulate(own, initial=0), strict=False))
         rows = [torch.arange(firsts[length], firsts[length] + length) for length in lengths]
         return Rotation(torch.cat([*own.values()]), torch.cat(rows))
@@ -73,24 +73,24 @@ class Rotations:
         if scaling != self._scaling or not torch.equal(frequencies, self._frequencies):
             self._frequencies, self._scaling = frequencies.clone(), scaling
             self._known.clear()
-            self._of_prompts.clear()
+            self._by_length.clear()
 
     def _find(self, position: int, x: torch.Tensor) -> None:
         found = self._angles(torch.tensor([[position]]), x)
-        table = self._of_tokens if self._known else found[:0]
+        table = self._table if self._known else found[:0]
         if position >= len(table):
             length = max(position + 1, 2 * len(table))
             table = torch.cat([table, found.new_zeros(length - len(table), found.shape[1])])
         table[position] = found[0]
-        self._of_tokens = table
+        self._table = table
         self._known.add(position)
 
-    def _of_prompt(self, length: int, x: torch.Tensor) -> torch.Tensor:
-        if length not in self._of_prompts:
-            if len(self._of_prompts) >= _MOST_LENGTHS:
-                self._of_prompts.clear()
-            self._of_prompts[length] = self._angles(torch.arange(length)[None], x)
-        return self._of_prompts[length]
+    def _of_length(self, length: int, x: torch.Tensor) -> torch.Tensor:
+        if length not in self._by_length:
+            if len(self._by_length) >= _MOST_LENGTHS:
+                self._by_length.clear()
+            self._by_length[length] = self._angles(torch.arange(length)[None], x)
+        return self._by_length[length]
 
     def _angles(self, position_ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Return what the module says of int64 [1, num_tokens]: [num_tokens, rotary_dim]."""
