@@ -43,15 +43,16 @@ bool pack_output(const ProductShape& shape, const Number* row, const int8_t* equ
                  int64_t output, uint8_t* panel) {
   int64_t channel = 0;
   for (int64_t block = 0; block < shape.blocks(); ++block) {
-    float values[kBlock];
+    alignas(64) float values[kBlock] = {};
     BlockDigits digits;
     const int64_t count = shape.block_inputs(block % shape.segment_blocks());
     for (int64_t k = 0; k < count; ++k) {
       const int exponent = equalised ? equalised[channel + k] : 0;
       values[k] = widen(row[channel + k]) * power_of_two(exponent);
     }
-    const int exponent = split_block<false>(values, count, kLeastWeightExponent, digits);
+    const int exponent = exponent_of_block(values, count, kLeastWeightExponent);
     if (exponent > kGreatestWeightExponent) return false;
+    split_block<false>(values, count, power_of_two(-exponent), digits);
     write_output(digits, exponent, count, output, panel);
     panel += kWordBytes + divide_up(count, kGroup) * kGroupBytes;
     channel += count;

@@ -17,6 +17,22 @@ constexpr int kPanelsOfMany = 2;
 
 VLLM_FORK_INLINE __m512i load(const uint8_t* bytes) { return _mm512_load_si512(bytes); }
 
+// The specification's break_tie(round_to_integer(x * scale)) for 16 numbers.
+VLLM_FORK_INLINE __m512i rounded(const float* values, float scale) {
+  const __m512 rounder = _mm512_set1_ps(kRounder);
+  const __m512 scaled = _mm512_mul_ps(_mm512_load_ps(values), _mm512_set1_ps(scale));
+  const __m512i shifted = _mm512_castps_si512(_mm512_add_ps(scaled, rounder));
+  const __m512i integers = _mm512_sub_epi32(shifted, _mm512_castps_si512(rounder));
+  const __m512i ends = _mm512_and_si512(integers, _mm512_set1_epi32(511));
+  const __mmask16 is_tie = _mm512_cmpeq_epi32_mask(ends, _mm512_set1_epi32(128));
+  return _mm512_mask_sub_epi32(integers, is_tie, integers, _mm512_set1_epi32(1));
+}
+
+// Its upper_digit: without the lower one, which is in -128..127.
+VLLM_FORK_INLINE __m512i upper_digits(__m512i integers) {
+  return _mm512_srai_epi32(_mm512_add_epi32(integers, _mm512_set1_epi32(128)), 8);
+}
+
 // Four channels' digits of a row, which every lane gets.
 VLLM_FORK_INLINE __m512i four(const uint8_t* digits) {
   int32_t bytes;
@@ -133,15 +149,18 @@ struct Kernel {
   static constexpr int64_t kPanels = kPanelsOfMany;
   using Session = NoSession;
 
-  // uint8 [padded / 4, 2, 4]: the digits plus 128.
-  static void store(const BlockDigits& digits, int64_t padded, uint8_t* target) {
-    for (int64_t k = 0; k < padded; k += kGroup, target += kDigits * kGroup) {
-      uint32_t high;
-      uint32_t low;
-      std::memcpy(&high, digits.high + k, sizeof high);
-      std::memcpy(&low, digits.low + k, sizeof low);
-      const uint32_t both[] = {high ^ 0x80808080u, low ^ 0x80808080u};
-      std::memcpy(target, both, sizeof both);
+  // uint8 [padded / 4, 2, 4]: the digits plus 128. What is written behind them is overwritten by
+  // the next block, or lies between rows.
+  static void split(const float* values, int64_t padded, float scale, uint8_t* target) {
+    static_assert(kDigits * kSplitAtOnce <= kRowPadding);
+    const __m128i excess = _mm_set1_epi8(-128);
+    for (int64_t k = 0; k < padded; k += kSplitAtOnce, target += kDigits * kSplitAtOnce) {
+      const __m512i integers = rounded(values + k, scale);
+      const __m128i high = _mm512_cvtepi32_epi8(upper_digits(integers));
+      const __m128i low = _mm512_cvtepi32_epi8(integers);
+      auto* both = reinterpret_cast<__m128i*>(target);
+      _mm_storeu_si128(both, _mm_xor_si128(_mm_unpacklo_epi32(high, low), excess));
+      _mm_storeu_si128(both + 1, _mm_xor_si128(_mm_unpackhi_epi32(high, low), excess));
     }
   }
 

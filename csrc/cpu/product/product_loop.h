@@ -9,6 +9,7 @@
 //   kFewRows         up to so many rows it takes kPanelsOfFew panels at once, else kPanels
 //   store(digits, padded, target)      writes the first step of a row's digits at `target`, and
 //                                      those that follow kRowsTogether steps apart each
+//   split(values, padded, scale, target)  instead: makes the digits of numbers, too
 //   add_block(work)                    adds a block to sums (TileSums::add)
 //   Session                            whose object lives while a thread multiplies
 //
@@ -80,11 +81,30 @@ struct DigitLayout {
 
 // --- activations to digits -----------------------------------------------------------------------
 template <typename Number>
+VLLM_FORK_INLINE void load_some(const Number* x, const int8_t* equalised, float* values) {
+  for (int64_t k = 0; k < kSplitAtOnce; ++k) values[k] = widen(x[k]);
+  if (equalised == nullptr) return;
+  for (int64_t k = 0; k < kSplitAtOnce; ++k) values[k] *= power_of_two(-equalised[k]);
+}
+
+template <typename Number>
 VLLM_FORK_INLINE void load_block(const Number* x, const int8_t* equalised, int64_t count,
                                  float* values) {
-  for (int64_t k = 0; k < count; ++k) values[k] = widen(x[k]);
-  if (equalised == nullptr) return;
-  for (int64_t k = 0; k < count; ++k) values[k] *= power_of_two(-equalised[k]);
+  const int64_t left = count % kSplitAtOnce;
+  const int64_t whole = count - left;
+  for (int64_t k = 0; k < whole; k += kSplitAtOnce) {
+    load_some(x + k, equalised ? equalised + k : nullptr, values + k);
+  }
+  if (left == 0) return;
+  Number last[kSplitAtOnce];
+  int8_t exponents[kSplitAtOnce];
+  for (int64_t k = 0; k < kSplitAtOnce; ++k) last[k] = k < left ? x[whole + k] : Number{};
+  if (equalised != nullptr) {
+    for (int64_t k = 0; k < kSplitAtOnce; ++k) {
+      exponents[k] = k < left ? equalised[whole + k] : int8_t{0};
+    }
+  }
+  load_some(last, equalised ? exponents : nullptr, values + whole);
 }
 
 template <typename Kernel, typename Number>
@@ -92,21 +112,30 @@ VLLM_FORK_INLINE void split_row(const ProductShape& shape, const Number* x,
                                 const int8_t* equalised, uint8_t* digits, int64_t row,
                                 const DigitLayout<Kernel>& layout) {
   auto* scale = reinterpret_cast<float*>(digits + layout.scale_at(row));
+  const int64_t segment_inputs = shape.segment_inputs();
   int64_t channel = 0;
   int64_t padded_channel = 0;
-  for (int64_t block = 0; block < shape.blocks(); ++block) {
+  int64_t left = segment_inputs;  // of the segment
+  for (int64_t block = 0; block < layout.blocks; ++block) {
     alignas(64) float values[kBlock];
-    BlockDigits split;
-    const int64_t count = shape.block_inputs(block % shape.segment_blocks());
+    const int64_t count = least(kBlock, left);
     const int64_t padded = divide_up(count, Kernel::kStep) * Kernel::kStep;
     load_block(x + channel, equalised ? equalised + channel : nullptr, count, values);
-    const int exponent = split_block<true>(values, count, kLeastRowExponent, split);
-    pad_digits(count, padded, split);
-    Kernel::store(split, padded, digits + layout.digits_at(row, padded_channel));
+    const int exponent = exponent_of_block(values, count, kLeastRowExponent);
+    uint8_t* target = digits + layout.digits_at(row, padded_channel);
+    if constexpr (requires { &Kernel::split; }) {
+      Kernel::split(values, padded, power_of_two(-exponent), target);
+    } else {
+      BlockDigits split;
+      split_block<true>(values, count, power_of_two(-exponent), split);
+      pad_digits(count, padded, split);
+      Kernel::store(split, padded, target);
+    }
     scale[block] = exponent > kGreatestRowExponent ? std::numeric_limits<float>::quiet_NaN()
                                                    : power_of_two(exponent);
     channel += count;
     padded_channel += padded;
+    left = left == count ? segment_inputs : left - count;
   }
 }
 
