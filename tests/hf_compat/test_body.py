@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import pickle
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from transformers import GenerationConfig, LlamaConfig
 
@@ -13,6 +18,13 @@ from vllm.hf_compat.frontend import Frontend
 from vllm.hf_compat.openai import HFChatCompletionRequest, HFCompletionRequest
 from vllm.hf_compat.request import HFRequest
 from vllm.sampling_params import SamplingParams
+
+
+def pickled(params: SamplingParams) -> SamplingParams:
+    copied = pickle.loads(pickle.dumps(params))
+    assert isinstance(copied, SamplingParams)
+    return copied
+
 
 OF_MODEL = GenerationConfig(
     temperature=0.6, top_k=7, top_p=0.9, suppress_tokens=[5], eos_token_id=2, max_new_tokens=33
@@ -109,14 +121,69 @@ def test_number_of_answers() -> None:
         HFCompletionRequest(prompt="x", num_return_sequences=3, n=2)
 
 
+def frontend_of(**fields: Any) -> Frontend:
+    """Return the `Frontend` of a model with this ``generation_config.json``."""
+    config = LlamaConfig(vocab_size=64)
+    return Frontend(GenerationConfig(**fields), config, max_model_len=64, vocab_size=64)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled, SamplingParams.clone])
+def test_copies_of_greedy_parameters_that_are_told_to_sample(
+    copied: Callable[[SamplingParams], SamplingParams],
+) -> None:
+    """They keep what the model, or HF, says of sampling."""
+    frontend = frontend_of(top_k=7, top_p=0.9, min_p=0.1)
+    params = copied(frontend.to_sampling_params())
+    params.temperature, params.max_tokens = 0.8, 4
+    frontend.finish(params, 4)
+    expected = {"do_sample": True, "temperature": 0.8, "top_k": 7, "top_p": 0.9, "min_p": 0.1}
+    assert HFRequest.of(params).fields == expected
+
+
+def test_the_number_of_answers_is_n() -> None:
+    """Whatever the model's own ``num_return_sequences`` is."""
+    sampling = frontend_of(do_sample=True, num_return_sequences=3)
+    greedy, sampled = SamplingParams(temperature=0), SamplingParams(n=2)
+    sampling.finish(greedy, 4)
+    sampling.finish(sampled, 4)
+    assert (greedy.n, HFRequest.of(greedy).num_rows) == (1, 1)
+    assert (sampled.n, HFRequest.of(sampled).num_rows) == (2, 2)
+    beams = frontend_of(num_beams=3, num_return_sequences=2)
+    for number in (1, 3):
+        params = SamplingParams(n=number)
+        beams.finish(params, 4)
+        assert HFRequest.of(params).fields["num_return_sequences"] == number
+
+
+@pytest.mark.parametrize("name", ["n", "max_tokens", "min_tokens", "top_k", "logprobs"])
+@pytest.mark.parametrize("value", [2.0, 1.5, "2", float("nan")])
+def test_what_is_counted_is_whole(name: str, value: Any) -> None:
+    """The engine's process would not read the message, and never answer."""
+    params = SamplingParams(max_tokens=8)
+    setattr(params, name, value)
+    with pytest.raises(VLLMValidationError, match=f"^{name}={value!r} is no whole number"):
+        frontend_of().finish(params, 4)
+    setattr(params, name, 1 << 70)
+    with pytest.raises(VLLMValidationError, match=f"^{name}={1 << 70} is beyond what a message"):
+        frontend_of().finish(params, 4)
+
+
+def test_numbers_of_numpy() -> None:
+    params = SamplingParams(n=2, max_tokens=8)
+    params.n, params.max_tokens, params.top_k = np.int64(2), np.int32(5), np.int8(3)
+    params.temperature, params.top_p = np.float32(0.5), np.array(0.9)
+    frontend_of().finish(params, 4)
+    fields = {"do_sample": True, "temperature": 0.5, "top_k": 3, "top_p": 0.9}
+    assert HFRequest.of(params).fields == fields
+    assert json.loads(json.dumps([params.n, params.max_tokens])) == [2, 5]
+
+
 def test_more_answers_than_beams() -> None:
     """It is HF's to refuse, wherever both numbers come from."""
     reason = r"`num_return_sequences` \(5\) has to be smaller or equal to `num_beams` \(3\)"
     with pytest.raises(VLLMValidationError, match=reason):
         resolve(num_beams=3, n=5)
-    frontend = Frontend(
-        GenerationConfig(num_beams=3), LlamaConfig(vocab_size=64), max_model_len=64, vocab_size=64
-    )
+    frontend = frontend_of(num_beams=3)
     of_the_model = SamplingParams(n=5)
     set_later = frontend.to_sampling_params()
     set_later.n = 5

@@ -210,7 +210,7 @@ def params_of_call(
     if not all(config is None or isinstance(config, GenerationConfig) for config in each):
         raise VLLMValidationError(
             "Keyword arguments of generate() complete a GenerationConfig: give them with one, or "
-            "alone, or set the fields of the SamplingParams."
+            "alone. SamplingParams take none beside them."
         )
     as_batch = arguments.pop("as_batch", False)
     calls = [GenerateCall.of(config).updated(arguments) for config in each]

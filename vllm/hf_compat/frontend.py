@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -34,15 +33,16 @@ from vllm.hf_compat.request import EXTRA_ARGS_KEY, HFRequest
 from vllm.hf_compat.resolved_params import ResolvedParams
 from vllm.hf_compat.room import Room, check_beams, check_guidance
 from vllm.hf_compat.sampling_params import (
-    SAID_BY_BOTH,
     check_logit_bias,
     in_hf_terms,
+    said_by_both,
     shown_fields,
     take_changes,
     turn_off_processors,
 )
 from vllm.hf_compat.stopping import check_criteria, check_stop_strings
 from vllm.hf_compat.support import check_call, check_request, step_fields
+from vllm.hf_compat.whole_numbers import checked_seed, use_whole_numbers
 from vllm.sampling_params import BeamSearchParams, SamplingParams
 from vllm.tokenizers import cached_tokenizer_from_config
 
@@ -65,6 +65,16 @@ class HFSamplingParams(StructuredParams, kw_only=True):  # type: ignore[call-arg
     """A `GenerateCall`, its merged configuration, whether nobody has set ``max_length``, and
     `shown_fields`.
     """
+
+    def __post_init__(self) -> None:
+        """As of ``SamplingParams``, which forgets what a greedy request does not use: copies are
+        made in this way, too, and may be told to sample afterwards.
+        """
+        shown = {name: getattr(self, name) for name in ("top_p", "top_k", "min_p")}
+        super().__post_init__()
+        if self._resolved is not None:
+            for name, value in shown.items():
+                setattr(self, name, value)
 
 
 def frontend_for(vllm_config: VllmConfig) -> Frontend | None:
@@ -163,8 +173,8 @@ class Frontend:
         )
         self._check_processors = ProcessorCheck(model_config, vocab_size)
         self._receipt = receipt
-        # Prompts mostly come with the same parameters. HF's checks tell 1 from 1.0.
-        self._asked_by = functools.lru_cache(maxsize=64, typed=True)(self._of_values)
+        # Prompts mostly come with the same parameters.
+        self._asked_by = functools.lru_cache(maxsize=64)(self._of_values)
 
     def to_sampling_params(
         self, given: GenerateCall | GenerationConfig | None = None
@@ -224,6 +234,7 @@ class Frontend:
             self._check_processors(request)
             self._accept(request, params, prompt_embeds)
             return
+        use_whole_numbers(params)
         asked = self._resolve(params, prompt_len)
         if params.max_tokens is None:
             params.max_tokens = self.max_model_len - prompt_len
@@ -261,7 +272,7 @@ class Frontend:
                     f"{name} has no place in an OpenAI answer: ask for logprobs, or use "
                     "LLM.generate()."
                 )
-        values = (getattr(params, name) for name in SAID_BY_BOTH)
+        values = said_by_both(params)
         if not body:
             return self._asked_by(*values)
         call = GenerateCall(negative_prompt_ids=body.pop("negative_prompt_ids", None))
@@ -272,7 +283,7 @@ class Frontend:
         return self._checked(call, config)
 
     def _of_values(self, *values: Any) -> HFRequest:
-        """Return what `SAID_BY_BOTH` of these values ask for."""
+        """Return what parameters of these values (`said_by_both`) ask for."""
         config = in_hf_terms(self.of_model, *values)
         check_request(config)
         return self._checked(GenerateCall(), config)
@@ -387,28 +398,6 @@ def _as_vllm_keeps_it(seed: Any) -> Any:
     return (1 << 64) - 1 if seed == -1 else seed
 
 
-def _checked_seed(seed: Any) -> int | None:
-    """Return a seed that ``torch.manual_seed`` takes.
-
-    Raises:
-        VLLMValidationError: it is no whole number, or beyond those of 64 bits.
-    """
-    if seed is None:
-        return None
-    try:
-        number = operator.index(seed)
-    except TypeError:
-        raise VLLMValidationError(
-            f"seed={seed!r:.100} is no whole number: give an int.", parameter="seed"
-        ) from None
-    if not -(1 << 63) <= number < 1 << 64:
-        raise VLLMValidationError(
-            f"seed={number} is beyond what torch.manual_seed takes: give a number of 64 bits.",
-            parameter="seed",
-        )
-    return number
-
-
 def _without_prompt(call: GenerateCall, config: GenerationConfig) -> HFRequest:
     """Return what the worker needs to know of a call, but what `_with_prompt` adds."""
     eos, place = eos_token_ids(config), call.place
@@ -443,7 +432,7 @@ def _with_prompt(asked: HFRequest, params: SamplingParams, prompt_len: int) -> H
         fields=fields,
         prompt_len=prompt_len,
         max_length=prompt_len + params.max_tokens,
-        seed=_checked_seed(params.seed),
+        seed=checked_seed(params.seed),
         row=asked.row * num_answers,
         num_rows=asked.num_rows * num_answers,
     )

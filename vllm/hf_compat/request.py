@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from vllm.hf_compat.packed import PackedFields, packed
@@ -77,7 +77,8 @@ class HFRequest:
 
     def attach(self, params: SamplingParams) -> None:
         """Store this request in `params`, replacing what a client may have put there."""
-        carried = {**vars(self), "fields": packed(self.fields)}
+        carried = {name: getattr(self, name) for name in _NAMES}
+        carried["fields"] = packed(self.fields)
         params.extra_args = {**(params.extra_args or {}), EXTRA_ARGS_KEY: carried}
 
     @staticmethod
@@ -110,3 +111,6 @@ class HFRequest:
         for the engine's seeds: the generator's is in `HFRequest.seed`.
         """
         params.seed = 0 if params.n > 1 else None
+
+
+_NAMES = [one.name for one in fields(HFRequest)]

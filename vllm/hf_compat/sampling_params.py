@@ -35,13 +35,24 @@ SAMPLING_EPS = 1e-5
 """vLLM's own bound below which a temperature means greedy search."""
 
 
-SAID_BY_BOTH = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_SAID_BY_BOTH = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Fields that ``SamplingParams`` and ``GenerationConfig`` have."""
 
 _DEFAULTS: dict[str, Any] = {
-    name: getattr(SamplingParams(), name) for name in (*SAID_BY_BOTH, "max_tokens")
+    name: getattr(SamplingParams(), name) for name in (*_SAID_BY_BOTH, "max_tokens")
 }
 """Of ``SamplingParams``, for the fields that HF has, too."""
+
+
+def said_by_both(params: SamplingParams) -> tuple[float, int, float, float, float]:
+    """Return the arguments of `in_hf_terms`. HF asks for floats, and to vLLM 2 is 2.0."""
+    return (
+        float(params.temperature),
+        params.top_k,
+        float(params.top_p),
+        float(params.min_p),
+        float(params.repetition_penalty),
+    )
 
 
 def in_hf_terms(
@@ -57,17 +68,19 @@ def in_hf_terms(
     """Say what ``SamplingParams`` ask for in HF's terms.
 
     What they cannot say (``suppress_tokens``, ...) comes from the model, as it does in
-    `generate()`; what they can say is theirs alone.
+    `generate()`; what they can say is theirs alone, and so is the number of answers, which is not
+    looked at here (``n``).
 
     Args:
         of_model: the model's ``generation_config``.
-        temperature: and the others of `SAID_BY_BOTH`, as ``SamplingParams`` have them.
+        temperature: and the others, as ``SamplingParams`` have them.
         body: what a client has said in HF's terms (`body.BodyFields`), which wins.
 
     Raises:
-        VLLMValidationError: HF's reason why `body` cannot be.
+        VLLMValidationError: HF's reason why `body`, or the model's configuration, cannot be.
     """
     given = copy.deepcopy(of_model)
+    given.num_return_sequences = 1
     given.do_sample = temperature >= SAMPLING_EPS
     given.temperature = temperature if given.do_sample else None
     given.top_k = max(top_k, 0)
@@ -77,7 +90,10 @@ def in_hf_terms(
     given.output_scores = given.output_logits = False  # nobody looks for them
     if body:
         _say(given, body)
-    return merge_generation_config(given, of_model)
+    try:
+        return merge_generation_config(given, of_model)
+    except ValueError as error:
+        raise VLLMValidationError(str(error)) from None
 
 
 def _say(given: GenerationConfig, body: Mapping[str, Any]) -> None:
@@ -141,11 +157,11 @@ def take_changes(
     changed = {name: value for name, value in changed.items() if value != before[name]}
     if "temperature" in changed:
         config.do_sample = changed["temperature"] >= SAMPLING_EPS
-        config.temperature = changed["temperature"] if config.do_sample else None
+        config.temperature = float(changed["temperature"]) if config.do_sample else None
     if "top_k" in changed:
         config.top_k = max(changed["top_k"], 0)
     for name in {"top_p", "min_p", "repetition_penalty"} & changed.keys():
-        setattr(config, name, changed[name])
+        setattr(config, name, float(changed[name]))
     if changed.get("max_tokens") is not None:
         config.max_new_tokens = changed["max_tokens"]
     return changed.get("max_tokens") is not None
