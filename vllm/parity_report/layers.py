@@ -125,7 +125,7 @@ def _why_none(vllm_config: VllmConfig) -> str | None:
     if ForkFlags.of(vllm_config).is_portable:
         return "deterministic=True: the bits of its specification"
     if vllm_config.model_config.dtype == torch.float32:
-        return "float32: vLLM's kernel gives the same tokens, and other last bits"
+        return "float32: vLLM's kernel rounds otherwise, so one answer in 1,000 has another token"
     return None
 
 

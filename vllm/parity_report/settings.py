@@ -65,7 +65,7 @@ def _of_all_layers(vllm_config: VllmConfig) -> Iterator[Setting]:
     if dtype == torch.float32:
         yield Setting(
             "dtype float32",
-            "layers are vLLM's, which gives the same tokens and other last bits of logits",
+            "layers are vLLM's, which rounds otherwise, so one answer in 1,000 has another token",
             'use dtype="bfloat16" or "float16"',
             has_exact=True,
         )
