@@ -91,7 +91,7 @@ def test_upstreams_own_layer_is_found(made: Any) -> None:
 def test_layers_in_float32_are_vllms(made: Any) -> None:
     model, config = made("opt-125m", hf_compat=True, dtype="float32")
     report = report_of_model(model, config)
-    assert of_vllm(report)["RowParallelLinear"].startswith("float32: vLLM's kernel gives the same")
+    assert of_vllm(report)["RowParallelLinear"].startswith("float32: vLLM's kernel rounds")
     assert report.settings[0].startswith("dtype float32: layers are vLLM's")
 
 
