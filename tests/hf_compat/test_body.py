@@ -26,16 +26,22 @@ def pickled(params: SamplingParams) -> SamplingParams:
     return copied
 
 
-OF_MODEL = GenerationConfig(
+OF_MODEL = dict[str, Any](
     temperature=0.6, top_k=7, top_p=0.9, suppress_tokens=[5], eos_token_id=2, max_new_tokens=33
 )
 # What the server takes from this model's configuration for fields that a body leaves open.
 DEFAULTS = {"temperature": 0.0, "top_k": 7, "top_p": 0.9, "max_tokens": 33}
 
 
+def frontend_of(**fields: Any) -> Frontend:
+    """Return the `Frontend` of a model with this ``generation_config.json``."""
+    config = LlamaConfig(vocab_size=64)
+    return Frontend(GenerationConfig(**fields), config, max_model_len=256, vocab_size=64)
+
+
 def resolve(prompt_len: int = 4, **body: Any) -> tuple[SamplingParams, HFRequest]:
     """Return what the engine gets for a body."""
-    frontend = Frontend(OF_MODEL, LlamaConfig(vocab_size=64), max_model_len=256, vocab_size=64)
+    frontend = frontend_of(**OF_MODEL)
     request = HFCompletionRequest(prompt="x", **body)
     params = request.to_sampling_params(request.max_tokens, DEFAULTS)
     frontend.check(params)
@@ -119,12 +125,6 @@ def test_number_of_answers() -> None:
     assert HFCompletionRequest(prompt="x", num_return_sequences=3, n=3).n == 3
     with pytest.raises(VLLMValidationError, match="num_return_sequences and n are both"):
         HFCompletionRequest(prompt="x", num_return_sequences=3, n=2)
-
-
-def frontend_of(**fields: Any) -> Frontend:
-    """Return the `Frontend` of a model with this ``generation_config.json``."""
-    config = LlamaConfig(vocab_size=64)
-    return Frontend(GenerationConfig(**fields), config, max_model_len=64, vocab_size=64)
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled, SamplingParams.clone])

@@ -16,9 +16,13 @@ from vllm.hf_numerics.single_row_products import same_bits
 SHAPES = ["tinyllama-1.1b", "qwen2-0.5b", "qwen3-0.6b"]
 
 
-def rotary_of(folder: Path, shape: str = SHAPES[0], dtype: str = "bfloat16") -> Any:
+def made(
+    folder: Path, shape: str = SHAPES[0], dtype: str = "bfloat16"
+) -> tuple[Any, torch.Tensor, Rotations]:
+    """Return a model's rotary embeddings, a tensor of its dtype, and what keeps the angles."""
     make_random_model(shape, folder, num_layers=1, narrow=True)
-    return load(folder, dtype, "sdpa").get_decoder().rotary_emb
+    rotary = load(folder, dtype, "sdpa").get_decoder().rotary_emb
+    return rotary, torch.zeros(1, 1, dtype=getattr(torch, dtype)), Rotations(rotary)
 
 
 def alone(rotary: Any, x: torch.Tensor, positions: list[int]) -> torch.Tensor:
@@ -32,9 +36,7 @@ def alone(rotary: Any, x: torch.Tensor, positions: list[int]) -> torch.Tensor:
 @pytest.mark.parametrize("shape", SHAPES)
 @torch.inference_mode()
 def test_tokens(shape: str, dtype: str, tmp_path: Path) -> None:
-    rotary = rotary_of(tmp_path, shape, dtype)
-    x = torch.zeros(1, 1, dtype=getattr(torch, dtype))
-    kept = Rotations(rotary)
+    rotary, x, kept = made(tmp_path, shape, dtype)
     for positions in ([0, 5, 63], [64, 3, 1000], [1_023, 127, 5_000], [40_000]):
         rows = torch.tensor(positions)
         found = kept.of_tokens(x, positions, rows)
@@ -48,9 +50,7 @@ def test_tokens(shape: str, dtype: str, tmp_path: Path) -> None:
 @torch.inference_mode()
 def test_prompts(shape: str, dtype: str, tmp_path: Path) -> None:
     """More lengths than are kept, some of them again."""
-    rotary = rotary_of(tmp_path, shape, dtype)
-    x = torch.zeros(1, 1, dtype=getattr(torch, dtype))
-    kept = Rotations(rotary)
+    rotary, x, kept = made(tmp_path, shape, dtype)
     for lengths in ([7, 64, 7, 500], [64, 1], [3] * 9, [*range(1, _MOST_LENGTHS + 9)], [500, 7]):
         table, rows = kept.of_prompts(x, lengths)
         expected = torch.cat([alone(rotary, x, [*range(length)]) for length in lengths])
@@ -60,9 +60,8 @@ def test_prompts(shape: str, dtype: str, tmp_path: Path) -> None:
 @torch.inference_mode()
 def test_other_frequencies_count(tmp_path: Path) -> None:
     """Those that a running engine is given in place, or as another scaling."""
-    rotary = rotary_of(tmp_path)
-    x, positions = torch.zeros(1, 1, dtype=torch.bfloat16), [5, 9]
-    kept = Rotations(rotary)
+    rotary, x, kept = made(tmp_path)
+    positions = [5, 9]
 
     def found() -> torch.Tensor:
         tokens = kept.of_tokens(x, positions, torch.tensor(positions))

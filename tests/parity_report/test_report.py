@@ -91,7 +91,8 @@ def test_upstreams_own_layer_is_found(made: Any) -> None:
 def test_layers_in_float32_are_vllms(made: Any) -> None:
     model, config = made("opt-125m", hf_compat=True, dtype="float32")
     report = report_of_model(model, config)
-    assert of_vllm(report)["RowParallelLinear"].startswith("float32: vLLM's kernel rounds")
+    reason = "float32: vLLM's kernel rounds otherwise, so one answer in 1,000 has another token"
+    assert of_vllm(report)["RowParallelLinear"].startswith(reason)
     assert report.settings[0].startswith("dtype float32: layers are vLLM's")
 
 

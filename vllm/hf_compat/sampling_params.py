@@ -153,15 +153,16 @@ def take_changes(
         Whether a length was set.
     """
     before = {**_DEFAULTS, **shown}
-    changed = {name: getattr(params, name) for name in before}
-    changed = {name: value for name, value in changed.items() if value != before[name]}
+    now: dict[str, Any] = dict(zip(_SAID_BY_BOTH, said_by_both(params), strict=True))
+    now["max_tokens"] = params.max_tokens
+    changed = {name: value for name, value in now.items() if value != before[name]}
     if "temperature" in changed:
         config.do_sample = changed["temperature"] >= SAMPLING_EPS
-        config.temperature = float(changed["temperature"]) if config.do_sample else None
+        config.temperature = changed["temperature"] if config.do_sample else None
     if "top_k" in changed:
         config.top_k = max(changed["top_k"], 0)
     for name in {"top_p", "min_p", "repetition_penalty"} & changed.keys():
-        setattr(config, name, float(changed[name]))
+        setattr(config, name, changed[name])
     if changed.get("max_tokens") is not None:
         config.max_new_tokens = changed["max_tokens"]
     return changed.get("max_tokens") is not None

@@ -18,10 +18,7 @@ def use_whole_numbers(params: SamplingParams) -> None:
         VLLMValidationError: one is no whole number, or beyond those of 64 bits.
     """
     for name in _COUNTS:
-        value = getattr(params, name)
-        if type(value) is int and -(1 << 31) <= value < 1 << 31:
-            continue
-        if value is not None:
+        if (value := getattr(params, name)) is not None:
             setattr(params, name, _whole(name, value, 1 << 63, "a message to the engine takes"))
 
 

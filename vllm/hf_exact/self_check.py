@@ -132,10 +132,9 @@ def why_no_prompts(
         def are_equal(groups: list[slice]) -> bool:
             for layer in layers:
                 layer.kv_cache.zero_()
-            slots = [layers[0].slots_of(blocks[one], spans[one]) for one in groups]
             logits = [
-                grouped(prompts[one], blocks[one], own)
-                for one, own in zip(groups, slots, strict=True)
+                grouped(prompts[one], blocks[one], layers[0].slots_of(blocks[one], spans[one]))
+                for one in groups
             ]
             return same_bits(torch.cat(logits), torch.cat(expected)) and all(
                 same_bits(layer.kv_cache, pages) for layer, pages in zip(layers, after, strict=True)
