@@ -34,7 +34,7 @@ def build_library(target: str, root: Path = ROOT) -> Path:
     if target == "cuda":
         compiler = _required_nvcc()
         places.append(compiler)
-        options.append(f"-DCMAKE_CUDA_COMPILER={compiler}")
+        options += [f"-DCMAKE_CUDA_COMPILER={compiler}", _architectures()]
         variables = linker_environment(compiler, folder.with_name("cuda-runtime"))
     _forget_moved(folder, places)
     _run([_tool("cmake"), "-S", str(root), "-B", str(folder), *options], variables)
@@ -76,6 +76,12 @@ def _configuration(target: str, torch: Path) -> list[str]:
         "-UTORCH_INCLUDE_DIR", "-UTORCH_CPU_LIBRARY",  # which CMake would not look for again
         f"-DPython_EXECUTABLE={sys.executable}", f"-DVLLM_TARGET_DEVICE={target}",
     ]  # fmt: skip
+
+
+def _architectures() -> str:
+    """Return the option for those of CUDAARCHS: CMake reads the variable the first time alone."""
+    named = os.environ.get("CUDAARCHS")
+    return f"-DCMAKE_CUDA_ARCHITECTURES={named}" if named else "-UCMAKE_CUDA_ARCHITECTURES"
 
 
 def _tool(name: str) -> str:

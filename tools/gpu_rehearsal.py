@@ -1,47 +1,54 @@
-"""Rehearse benchmarks/gpu where there is no GPU: the same packages, the same pack, no network.
+"""Rehearse benchmarks/gpu where there is no GPU: the same packages, the same archive, no network.
 
-    .venv/bin/python tools/gpu_rehearsal.py python3.12 [--architecture 90a-real]
+    python3 tools/gpu_rehearsal.py python3.12 [--keep-archive]
 
 1. makes build/gpu/image, an environment with the packages that a GPU machine may have
-   (benchmarks/gpu/image.txt: 5 GB of downloads, once), and the pack;
-2. copies what would travel, the repository's files and the pack, to a new folder;
-3. there, without network, runs build (for an architecture that is named), the first measurements of
-   bits and speed on the CPU with a tiny model, and, with a GPU that is only said to be there,
-   chooses and makes the layers of an engine.
+   (benchmarks/gpu/image.txt: 5 GB of downloads, once), and with it the archive;
+2. copies what would travel, the repository's files and the archive, to new folders;
+3. there, in a network namespace with nothing but loopback, runs call 1 on the CPU with a tiny model
+   for times and engines, and call 2; compiles the Triton kernels of a start for sm_90; and chooses
+   and makes the layers of an engine, with a GPU that is only said to be there;
+4. runs call 1 again with faults: a crash, a hang, a wrong bit, a folder for results that is full,
+   and a wheel that is missing.
 
-Measurements that need a GPU (engines, compute-sanitizer) fail, as they must; what else fails is an
-error. Needs nvcc on the PATH, iproute2, and the right to make a network namespace. Ten minutes on
-two cores.
+What needs a GPU fails, as it must; what else goes otherwise than planned is printed, and the status
+is 1. Needs nvcc on the PATH, iproute2, and the right to make a network namespace and to mount. Half
+an hour on two cores.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
-import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.gpu import pack  # noqa: E402
-
-IMAGE = ROOT / "build" / "gpu" / "image"
+GPU = ROOT / "build" / "gpu"
+IMAGE = GPU / "image"
 PACKAGES = ROOT / "benchmarks" / "gpu" / "image.txt"
-PROBE = "tests/fork/source_kernels_probe.py"
-MODEL = "models/tiny-python-llama"
+ARCHIVE = Path("build/gpu/pack")
+RESULTS = Path("build/gpu/results/results.json")
+SLOWER = "8"
+"""Factor of all limits: two cores instead of 16."""
 
-NEED_A_GPU = re.compile("memcheck|racecheck|engine|graphs|exact|hf_compat|server")
-"""In the names of such measurements."""
+ON_CPUS = (
+    *("unpack", "bits: start", "bits: operations", "bits: shapes", "bits: draws"),
+    *("bits: attached model", "generate", "generate without cudnn", "times"),
+)
+"""Steps that end well without a GPU."""
 
-NO_GPU = ("GPU", "CUDA", "Device", "no device", "compute-sanitizer")
-"""Words, one of which is in the sentence that such a measurement fails with."""
+NO_GPU = ("GPU", "CUDA", "cuda", "NVIDIA", "nvidia-smi", "No such file")
+"""Words, one of which is in how the other steps end."""
+
+Steps = dict[str, dict[str, Any]]
 
 
 def make_image(python: str) -> None:
@@ -56,47 +63,30 @@ def make_image(python: str) -> None:
     made_of.write_text(PACKAGES.read_text())
 
 
-def travelling() -> Iterator[Path]:
-    """Yield the files that would travel: tracked ones, new ones that are not ignored, the pack."""
+def copy_tree(folder: Path) -> Path:
+    """Copy all files that would travel: tracked ones, new ones that are not ignored, the archive."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, check=True, capture_output=True, text=True,
     )  # fmt: skip
-    yield from (
-        ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).exists()
-    )
-    yield from (path for path in pack.FOLDER.rglob("*") if path.is_file())
+    names = [Path(name) for name in listed.stdout.split("\0") if name and (ROOT / name).exists()]
+    names += [path.relative_to(ROOT) for path in (ROOT / ARCHIVE).iterdir()]
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, folder / name)
+    return folder
 
 
-def copy_tree(folder: Path) -> None:
-    """Copy all files that would travel."""
-    for path in travelling():
-        target = folder / path.relative_to(ROOT)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(path, target)
-
-
-def run_offline(folder: Path, out: Path, architecture: str, *command: str) -> int:
+def run_offline(folder: Path, out: Path, *command: str, **more: str) -> int:
     """Run a command there as on the GPU machine; return its status."""
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
-        sys.exit("error: nvcc is not on the PATH: install CUDA 13's compiler, or add its folder.")
-    places = [
-        str(IMAGE / "bin"),
-        str(Path(nvcc).parent),
-        "/usr/local/bin",
-        "/usr/bin",
-        "/bin",
-        "/sbin",
-    ]
     environment = {
-        "PATH": ":".join(places),
+        "PATH": f"{IMAGE / 'bin'}:/usr/local/bin:/usr/bin:/bin:/sbin",
         "HOME": str(folder),
         "PYTHON": str(IMAGE / "bin" / "python3"),
-        "ARCHITECTURE": architecture,
-        "OPTIONS": "--device cpu --model tiny --first --slower 6",
+        "PYTHONPATH": f"{folder / 'build/gpu/site'}:{folder}",
         "OUT": str(out),
-        "MINUTES": "120",
+        **{"DEVICE": "cpu", "SHAPE": "tiny", "SLOWER": SLOWER, "SECONDS_IN_ALL": "3600"},
+        **more,
     }
     # The new network has a loopback that is down; engines talk over it.
     alone = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
@@ -105,55 +95,133 @@ def run_offline(folder: Path, out: Path, architecture: str, *command: str) -> in
     ).returncode
 
 
-def unexpected(out: Path) -> Iterator[str]:
-    """Yield a line for each measurement that went wrong though it needs no GPU."""
-    (file,) = out.glob("measured-*.json")
-    outcomes: list[dict[str, Any]] = json.loads(file.read_text())["outcomes"]
-    for one in outcomes:
-        name, failure = one["name"], one["failure"]
-        if NEED_A_GPU.search(name):
-            if failure is None or not any(word in failure for word in NO_GPU):
-                yield f"{name}: ended without a GPU with: {failure}"
-        elif failure is not None:
-            yield f"{name}: {failure}"
-        elif (values := one["values"]).get("equal") != values.get("of"):
-            yield f"{name}: {values['equal']} of {values['of']} are equal"
+def steps_of(folder: Path) -> Steps:
+    """Return what became of all steps of a call."""
+    return {one["name"]: one for one in json.loads((folder / RESULTS).read_text())}
+
+
+def otherwise(steps: Steps, faults: dict[str, str]) -> Iterator[str]:
+    """Yield a line for each step that did not end as it must.
+
+    Args:
+        steps: that were run.
+        faults: words in how steps end that a fault was made for.
+    """
+    for name in {*ON_CPUS, *faults} - steps.keys():
+        yield f"{name}: it was not run"
+    for name, one in steps.items():
+        said = f"{one['error']} {one['values']}"
+        if name in faults:
+            if one["status"] == "0" or faults[name] not in said:
+                yield f"{name}: ended with {one['status']}, {said[:300]}; {faults[name]!r} was made"
+        elif name in ON_CPUS and one["status"] != "0":
+            yield f"{name}: {said[:300]}"
+        elif name not in ON_CPUS and not any(word in said for word in NO_GPU):
+            yield f"{name}: ended without a GPU with {said[:300]}"
+
+
+def clean(folder: Path, out: Path) -> Iterator[str]:
+    """Both calls as they are, the Triton kernels, and the layers of an engine."""
+    run_offline(folder, out, "benchmarks/gpu/run.sh", "1")
+    yield from otherwise(steps_of(folder), {})
+    if missing := {"table.txt", "results.json", "log.txt"} - {path.name for path in out.iterdir()}:
+        yield f"there is no {', '.join(missing)} in $OUT"
+    run_offline(folder, out, "benchmarks/gpu/run.sh", "2")
+    if "counters" not in steps_of(folder):
+        yield "call 2 ran nothing"
+    python = str(IMAGE / "bin" / "python")
+    if run_offline(folder, out, python, "-m", "tools.triton_for_hopper"):
+        yield "a Triton kernel was not compiled"
+    probe = ("tests/fork/source_kernels_probe.py", "models/tiny-python-llama")
+    if run_offline(folder, out, python, *probe):
+        yield "the probe of an engine failed"
+
+
+def faulty(folder: Path, out: Path) -> Iterator[str]:
+    """A crash, a hang, an error, a wrong bit, and no room for what is to travel back."""
+    break_module(folder, "times", "import os; os.abort()")
+    break_module(folder, "model_bits", "import time; time.sleep(10**6)")
+    break_module(folder, "generate", "raise OSError('a disk error')")
+    repack(folder, lambda name, read: other_digest(read()) if name == "shapes.json" else read())
+    out.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(out)], check=True)
+    try:
+        status = run_offline(folder, out, "benchmarks/gpu/run.sh", "1", SLOWER="4")
+    finally:
+        subprocess.run(["umount", str(out)], check=True)
+    if not status:
+        yield "the call with a wrong bit ended with status 0"
+    limit = "it was ended at its limit"
+    faults = {"times": "Aborted", "bits: attached model": limit, "bits: shapes": "rows: gated"}
+    faults |= {name: "a disk error" for name in ("generate", "generate without cudnn")}
+    faults |= {name: limit for name in ("bits: engine", "bits: engine with graphs")}
+    yield from otherwise(steps_of(folder), faults)
+
+
+def without_a_wheel(folder: Path, out: Path) -> Iterator[str]:
+    """A package of the archive that nothing on the machine replaces."""
+    repack(folder, lambda name, read: None if name.startswith("msgspec") else read())
+    run_offline(folder, out, "benchmarks/gpu/run.sh", "1")
+    lacking = ("bits: start", "bits: operations", "bits: shapes", "bits: draws", "times")
+    faults = {name: "No module named 'msgspec'" for name in (*lacking, "bits: attached model")}
+    others = {name: "msgspec" for name in steps_of(folder) if name.startswith(("engine", "bits: e"))}
+    others |= dict.fromkeys(("hf_compat", "bits: start with mma", "bits: start in turn"), "msgspec")
+    yield from otherwise(steps_of(folder), faults | others)
+
+
+def break_module(folder: Path, name: str, line: str) -> None:
+    """Let a module of benchmarks.gpu do something else when it is run."""
+    file = folder / "benchmarks" / "gpu" / f"{name}.py"
+    marker = "def main() -> None:\n"
+    assert marker in file.read_text()
+    file.write_text(file.read_text().replace(marker, f"{marker}    {line}\n"))
+
+
+def other_digest(text: bytes) -> bytes:
+    """Return shapes.json with a digest that no device has."""
+    kept = json.loads(text)
+    kept["digests"]["rows"]["gated"] = "0" * 16
+    return json.dumps(kept).encode()
+
+
+def repack(folder: Path, change: Callable[[str, Callable[[], bytes]], bytes | None]) -> None:
+    """Replace the contents of the archive's files, or leave those out that become None."""
+    archive = folder / ARCHIVE / "site.tar.xz"
+    changed = archive.with_suffix(".new")
+    with tarfile.open(archive) as old, tarfile.open(changed, "w:xz", preset=0) as new:
+        for member in old:
+            file = old.extractfile(member)
+            assert file is not None, member.name
+            contents = change(member.name, file.read)
+            if contents is not None:
+                member.size = len(contents)
+                new.addfile(member, io.BytesIO(contents))
+    changed.rename(archive)
+
+
+WAYS = {"clean": clean, "faulty": faulty, "without a wheel": without_a_wheel}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("python", help="such as python3.12")
-    parser.add_argument("--architecture", default="90a-real")
-    parser.add_argument("--only", choices=["bits", "bench"], help="measure no more")
+    parser.add_argument("--keep-archive", action="store_true", help="rather than make it again")
+    parser.add_argument("--only", choices=WAYS, help="of the runs")
     options = parser.parse_args()
     make_image(options.python)
-    version = subprocess.run(
-        [str(IMAGE / "bin" / "python"), "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
-        check=True, capture_output=True, text=True,
-    ).stdout.strip()  # fmt: skip
-    subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu.pack", "--python", version], cwd=ROOT, check=True
-    )
-    with tempfile.TemporaryDirectory(prefix="gpu-rehearsal-") as name:
-        folder, out = Path(name, "tree"), Path(name, "out")
-        copy_tree(folder)
-        stages = [options.only] if options.only else ["bits", "bench"]
-        status = run_offline(folder, out, options.architecture, "benchmarks/gpu/run.sh", "build")
-        if status:
-            return status
-        run_offline(folder, out, options.architecture, "benchmarks/gpu/run.sh", *stages)
-        python = str(folder / "build/gpu/venv/bin/python")
-        probe = run_offline(folder, out, options.architecture, python, PROBE, MODEL)
-        lines = [*unexpected(out), *(["the probe of an engine failed"] if probe else [])]
-        print("\n".join(f"UNEXPECTED  {line}" for line in lines) or "All went as it must.")
-        print(
-            *(f"{path.stat().st_size:>12,}  {path.name}" for path in sorted(out.iterdir())),
-            sep="\n",
-        )
-        kept = ROOT / "build" / "gpu" / "rehearsal"
-        shutil.rmtree(kept, ignore_errors=True)
-        shutil.copytree(out, kept)
-    return 1 if lines else 0
+    if not options.keep_archive:
+        command = [str(IMAGE / "bin" / "python"), "-m", "benchmarks.gpu.pack"]
+        subprocess.run(command, cwd=ROOT, check=True)
+    failed = False
+    for name, way in WAYS.items():
+        if options.only not in (None, name):
+            continue
+        with tempfile.TemporaryDirectory(prefix="gpu-rehearsal-") as place:
+            lines = list(way(copy_tree(Path(place, "tree")), Path(place, "out")))
+            failed |= bool(lines)
+            print(f"\n=== {name}")
+            print("\n".join(f"UNEXPECTED  {line}" for line in lines) or "All went as it must.")
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,8 @@
 """Bits and speed on a GPU machine without network: ``benchmarks/gpu/run.sh``.
 
-* :mod:`.pack` - run before, where there is a network: what such a machine lacks.
-* :mod:`.build` - the stage `build`: an environment with this distribution, VLLM_KERNELS=source.
-* :mod:`.stages` - the stages `bits` and `bench`: which measurements they consist of.
-* :mod:`.measurements` - runs them, each in a process of its own; what was measured is kept.
-* :mod:`.report` - the tables.
-* :mod:`.digests`, :mod:`.model_bits`, :mod:`.kernels`, :mod:`.engines`, :mod:`.server` - the
-  measurements.
-* :mod:`.models` - the models that they run.
+* :mod:`.pack` - before, on a machine with a network: the one archive that such a machine needs.
+* :mod:`.probes`, :mod:`.bits`, :mod:`.model_bits`, :mod:`.generate`, :mod:`.exact_bits` - whether
+  the GPU has the bits that it must have.
+* :mod:`.times`, :mod:`.engines` - how fast it is.
+* :mod:`.summary` - the table, and what to do next.
 """

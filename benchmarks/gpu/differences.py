@@ -62,36 +62,3 @@ def _first_places(differs: torch.Tensor) -> list[list[int]]:
             break
     return torch.stack(torch.unravel_index(found, differs.shape), dim=1).tolist()
 
-
-class Comparison:
-    """Counts tensors of a device that have the CPU's bits.
-
-    Attributes:
-        equal: how many have.
-        differences: of the others, by name; see `difference`.
-    """
-
-    def __init__(self) -> None:
-        self.equal = 0
-        self.differences: dict[str, Any] = {}
-
-    def add(self, name: str, here: torch.Tensor, there: torch.Tensor) -> None:
-        """Compare a device's tensor with the CPU's."""
-        found = difference(here, there)
-        if found is None:
-            self.equal += 1
-        else:
-            self.differences[name] = found
-
-    def fail(self, name: str, error: Exception) -> None:
-        """Note what could not be computed."""
-        self.differences[name] = {"error": f"{type(error).__name__}: {error}"}
-
-    def values(self) -> dict[str, Any]:
-        """Return what a measurement prints."""
-        return {
-            "equal": self.equal,
-            "of": self.equal + len(self.differences),
-            "differing": list(self.differences),
-            "differences": self.differences,
-        }

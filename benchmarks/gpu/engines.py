@@ -1,12 +1,13 @@
-"""Tokens per second of one way to answer, in this process.
+"""Tokens per second of an engine of an 8B Llama, in this process.
 
-    python -m benchmarks.gpu.engines plain|eager|hf_compat|...|transformers FOLDER
+    python -m benchmarks.gpu.engines deterministic|plain|batch-invariant|compiled
 
-Prompts of 20 to 60 tokens are answered with 128 greedy tokens each, 1, 8 and 64 of them at once;
-and one of 2,048 tokens is read, with a token as its answer. The engine's ways are its flags; plain
-is upstream's code with Triton's attention, compiled and with CUDA graphs, and eager the same
-without both. hf_compat and deterministic are not compiled, and have graphs of steps of decoding.
-Printed are medians, as JSON, again after each of these.
+Prompts of 20 to 60 tokens are answered with 64 greedy tokens each, 1 and 64 of them at once; and
+one of 2,048 tokens is read, with a token as its answer. The weights are made up on the GPU. plain
+is upstream's code without torch.compile, since that takes minutes, with CUDA graphs of decoding and
+Triton's attention: what deterministic is compared with. batch-invariant is the same with upstream's
+VLLM_BATCH_INVARIANT=1, and compiled as users start it. Printed are medians, as JSON, again after
+each of these.
 """
 
 from __future__ import annotations
@@ -16,24 +17,34 @@ import json
 import os
 import random
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.shapes import SHAPES, write_config
+
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
-MODES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "eager": {"enforce_eager": True},
-    "hf_compat": {"hf_compat": True},
-    "hf_compat, eager": {"hf_compat": True, "enforce_eager": True},
-    "exact": {"hf_compat": "exact"},
-    "deterministic": {"deterministic": True},
-    "deterministic, eager": {"deterministic": True, "enforce_eager": True},
+_GRAPHS = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 64]}
+_PLAIN = {
+    "attention_backend": "TRITON_ATTN",
+    "compilation_config": {"mode": 0, **_GRAPHS},
+    "kernel_config": {"enable_jit_warmup": False},
 }
-"""Arguments of the engine; those of Transformers are in `transformers_answers`."""
+_DETERMINISTIC = {"deterministic": True, "kernel_config": {"enable_jit_warmup": False}}
+MODES: dict[str, dict[str, Any]] = {
+    "plain": _PLAIN,
+    "batch-invariant": _PLAIN,
+    "compiled": {},
+    "deterministic": {**_DETERMINISTIC, "compilation_config": _GRAPHS},
+    "deterministic, eager": {**_DETERMINISTIC, "enforce_eager": True},
+}
+"""Arguments of the engine."""
 
-BATCHES = (1, 8, 64)
+BATCHES = (1, 64)
 """Prompts at once."""
 
 LONG_PROMPT = 2048
@@ -58,41 +69,25 @@ def prompts(count: int) -> list[list[int]]:
     ]
 
 
-def engine_answers(folder: str, mode: str) -> Answer:
-    """Start an engine."""
+def start(mode: str, shape: str) -> Answer:
+    """Start an engine in this process, with weights that are made up."""
     from vllm import LLM, SamplingParams
 
-    llm = LLM(
-        folder, dtype="bfloat16", max_model_len=MOST_TOKENS, max_num_seqs=max(BATCHES),
-        enable_prefix_caching=False, kv_cache_memory_bytes=CACHE_BYTES, **MODES[mode],
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        write_config(shape, Path(folder))
+        llm = LLM(
+            folder, skip_tokenizer_init=True, load_format="dummy", dtype="bfloat16",
+            max_model_len=MOST_TOKENS, max_num_seqs=max(BATCHES), enable_prefix_caching=False,
+            kv_cache_memory_bytes=CACHE_BYTES, **MODES[mode],
+        )  # fmt: skip
 
     def answer(asked: list[list[int]], tokens: int) -> int:
-        params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True)
+        params = SamplingParams(
+            max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False
+        )
         given: Any = [{"prompt_token_ids": prompt} for prompt in asked]
         outputs = llm.generate(given, params, use_tqdm=False)
         return sum(len(output.outputs[0].token_ids) for output in outputs)
-
-    return answer
-
-
-def transformers_answers(folder: str, device: str) -> Answer:
-    """Load the model in Transformers: a left-padded batch of all prompts."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device)
-
-    def answer(asked: list[list[int]], tokens: int) -> int:
-        width = max(map(len, asked))
-        padding = [width - len(prompt) for prompt in asked]
-        rows = [[0] * n + prompt for n, prompt in zip(padding, asked, strict=True)]
-        mask = [[0] * n + [1] * (width - n) for n in padding]
-        done = model.generate(
-            torch.tensor(rows, device=device), attention_mask=torch.tensor(mask, device=device),
-            max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0,
-        )  # fmt: skip
-        return int(done[:, width:].numel())
 
     return answer
 
@@ -108,14 +103,12 @@ def tokens_per_second(answer: Answer, asked: list[list[int]], tokens: int, round
     return round(statistics.median(rates[1:]), 2)
 
 
-def rates_of(
-    answer: Answer, tokens: int, rounds: int, batches: Sequence[int] = BATCHES
-) -> Iterator[dict[str, float]]:
+def rates_of(answer: Answer, tokens: int, rounds: int) -> Iterator[dict[str, float]]:
     """Yield tokens per second for so many prompts at once, as more and more of them are known, and
     at last those of reading a long prompt, which are called "prompt".
     """
     rates: dict[str, float] = {}
-    for count in batches:
+    for count in BATCHES:
         rates[str(count)] = tokens_per_second(answer, prompts(count), tokens, rounds)
         yield rates
     long = [[1, *(10 + i % 3000 for i in range(LONG_PROMPT - 1))]]
@@ -125,20 +118,17 @@ def rates_of(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("mode", choices=[*MODES, "transformers"])
-    parser.add_argument("folder")
-    parser.add_argument("--device", default="cuda", help="of Transformers")
-    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("mode", choices=MODES)
+    parser.add_argument("--shape", choices=SHAPES, default="8B")
+    parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    start = time.perf_counter()
-    if options.mode == "transformers":
-        answer = transformers_answers(options.folder, options.device)
-    else:
-        answer = engine_answers(options.folder, options.mode)
-    seconds = round(time.perf_counter() - start, 1)
-    batches = BATCHES[:-1] if options.mode == "exact" else BATCHES  # it steps through requests
-    for rates in rates_of(answer, options.tokens, options.rounds, batches):
+    if options.mode == "batch-invariant":
+        os.environ["VLLM_BATCH_INVARIANT"] = "1"
+    begin = time.perf_counter()
+    answer = start(options.mode, options.shape)
+    seconds = round(time.perf_counter() - begin, 1)
+    for rates in rates_of(answer, options.tokens, options.rounds):
         print(json.dumps({**rates, "start": seconds}), flush=True)
 
 

@@ -1,45 +1,144 @@
-#!/bin/sh
-# Bits and speed of this distribution on a machine with an NVIDIA GPU and no network.
+#!/usr/bin/env bash
+# Bits and speed on a machine with an NVIDIA GPU and no network, within a quarter of an hour.
 #
-#   python -m benchmarks.gpu.pack      before, on a machine with a network: writes build/gpu/pack
-#   benchmarks/gpu/run.sh                         on the GPU machine: builds, then measures
-#   benchmarks/gpu/run.sh build|bits|bench...     these alone
-#   benchmarks/gpu/run.sh plan                    what is measured, in which order, for how long
+#   python -m benchmarks.gpu.pack     before, on a machine with a network: writes build/gpu/pack
+#   benchmarks/gpu/run.sh 1           on the GPU machine, 450 s: bits, then times, then engines
+#   benchmarks/gpu/run.sh 2           270 s: hardware counters, memcheck, other ways
 #
-# Each call goes on where the last one ended: what is built is not built again, and what has been
-# measured is not measured again. MINUTES limits one call (9), and nothing is started that might not
-# be done by then. Numbers and all output are in build/gpu/results, and what matters of them in $OUT,
-# if that is set. OPTIONS are more of benchmarks/gpu/measure.py: --retry for what has failed, or
-# --device cpu; ARCHITECTURE is that of a machine without a GPU, PYTHON the Python with torch.
-set -eu
-export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 TOKENIZERS_PARALLELISM=false
-began=$(date +%s)
-PYTHON=$(command -v "${PYTHON:-python3}") || { echo "error: there is no $PYTHON." >&2; exit 2; }
-case $PYTHON in /*) ;; *) PYTHON=$PWD/$PYTHON ;; esac
-case ${OUT:-/} in /*) ;; *) export OUT="$PWD/$OUT" ;; esac
+# Each step is a process of its own with a limit. Whatever it does, crash, hang or find a wrong bit,
+# the next one runs; a step for which too little time is left is left out, and the table says so.
+# All results are in build/gpu/results, and copies of what matters are in $OUT after each step, if
+# that is set. The last lines are a table, and the sentence that says what to do next; the status is
+# 0 if all bits are equal.
+#
+# PYTHON is the Python with torch. For a rehearsal without a GPU: SECONDS_IN_ALL is the limit of the
+# call, SLOWER a factor for those of steps, DEVICE cuda or cpu, SHAPE 8B or tiny.
+set -u
 cd "$(dirname "$0")/../.."
+call=${1:-}
+case $call in
+  1) total=${SECONDS_IN_ALL:-440} ;;
+  2) total=${SECONDS_IN_ALL:-260} ;;
+  *) echo "error: name the call: benchmarks/gpu/run.sh 1, or 2 when the bits of 1 were equal." >&2; exit 2 ;;
+esac
+python=$(command -v "${PYTHON:-python3}") || { echo "error: there is no ${PYTHON:-python3}." >&2; exit 2; }
+device=${DEVICE:-cuda} shape=${SHAPE:-8B}
+folder=build/gpu results=build/gpu/results
+mkdir -p "$results"
+[ "$call" = 2 ] || rm -rf "$results"/*
 
-measure() {
-  python=build/gpu/venv/bin/python
-  if [ ! -x $python ]; then
-    case " $* " in
-      *" --plan "*) python=$PYTHON ;;
-      *) echo "error: nothing is built yet: call benchmarks/gpu/run.sh build before." >&2; exit 2 ;;
-    esac
-  fi
-  # OPTIONS are several words.
-  "$python" -m benchmarks.gpu.measure --minutes "${MINUTES:-9}" --began "$began" ${OPTIONS:-} "$@"
+# No address but loopback: this machine may have no other.
+export VLLM_HOST_IP=127.0.0.1 MASTER_ADDR=127.0.0.1 GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo
+export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 TOKENIZERS_PARALLELISM=false PYTHONUNBUFFERED=1
+export PYTHONPATH="$PWD/$folder/site:$PWD" VLLM_FORK_LIBRARY="$PWD/$folder/site/vllm/_fork_C.abi3.so"
+
+# Copies what matters to $OUT; a full disk stops nothing.
+publish() {
+  "$python" benchmarks/gpu/summary.py "$results" >"$results/table.txt" 2>&1
+  good=$?
+  [ -n "${OUT:-}" ] || return 0
+  { mkdir -p "$OUT" && cp "$results"/table.txt "$results"/results.json "$OUT/" &&
+    (cd "$results" && tail -c 20000 ./*.err) >"$OUT/log.txt"; } 2>/dev/null ||
+    echo "note: $OUT has no copy of the results; they are in $results." >&2
 }
 
-[ $# -gt 0 ] || set -- build all
-status=0
-for stage in "$@"; do
-  case $stage in
-    build) "$PYTHON" benchmarks/gpu/build.py ${ARCHITECTURE:+--architecture "$ARCHITECTURE"} ;;
-    all) measure || status=$? ;;
-    bits | bench) measure --only "$stage" || status=$? ;;
-    plan) measure --plan || status=$? ;;
-    *) echo "error: $stage is no stage: use build, bits, bench, all or plan." >&2; exit 2 ;;
-  esac
-done
-exit $status
+# step NAME LIMIT COMMAND...: runs it, unless its time does not fit, and notes how it ended.
+step() {
+  local name=$1 limit=$(($2 * ${SLOWER:-1})) file begin status left
+  shift 2
+  file=$results/${name//[^a-z0-9]/-}
+  left=$((total - SECONDS))
+  [ "$limit" -le "$left" ] || limit=$left
+  if [ "$limit" -lt 10 ]; then
+    printf '%s\t%s\t0\n' "$name" "no time" >>"$results/steps.tsv"
+    return 1
+  fi
+  begin=$SECONDS
+  timeout --kill-after=3 "$limit" "$@" >"$file.out" 2>"$file.err" </dev/null
+  status=$?
+  printf '%s\t%s\t%s\n' "$name" "$status" $((SECONDS - begin)) >>"$results/steps.tsv"
+  printf '%4d s  %-28s status %s\n' "$SECONDS" "$name" "$status"
+  return "$status"
+}
+
+measure() { # NAME LIMIT MODULE ARGUMENTS...
+  local name=$1 limit=$2
+  shift 2
+  step "$name" "$limit" "$python" -m "benchmarks.gpu.$1" "${@:2}"
+}
+
+finish() {
+  publish
+  echo
+  cat "$results/table.txt"
+  exit "$good"
+}
+trap finish INT TERM HUP
+
+first_call() {
+  step unpack 60 "$python" -m benchmarks.gpu.pack --unpack
+  step nvidia-smi 10 nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,power.limit --format=csv
+  measure probes 40 probes
+  [ $? -ne 2 ] || export VLLM_FORK_CUDA_DEPENDENT_LAUNCH=0
+  publish
+
+  # Bits of operations, all at once.
+  measure "bits: start" 60 bits start --device "$device" &
+  measure "bits: operations" 60 bits operations --device "$device" &
+  measure "bits: shapes" 75 bits shapes --device "$device" &
+  measure "bits: draws" 60 bits draws --device "$device" &
+  measure "generate" 60 generate "$results/default.npz" --device "$device" &
+  measure "generate without cudnn" 60 generate "$results/no-cudnn.npz" --device "$device" --no-cudnn &
+  wait
+  publish
+  if ! grep -q "^bits: start	0	" "$results/steps.tsv"; then # which of two features is to blame?
+    VLLM_FORK_CUDA_TENSOR_CORES=mma measure "bits: start with mma" 40 bits start --device "$device" &
+    VLLM_FORK_CUDA_DEPENDENT_LAUNCH=0 measure "bits: start in turn" 40 bits start --device "$device" &
+    wait
+    publish
+  fi
+
+  # Bits of engines, all at once.
+  measure "bits: engine" 80 model_bits engine --device "$device" &
+  measure "bits: engine with graphs" 80 model_bits graphs --device "$device" &
+  measure "bits: attached model" 80 model_bits attached --device "$device" &
+  measure "bits: exact" 80 exact_bits exact "$results/default.npz" "$results/no-cudnn.npz" &
+  measure "hf_compat" 80 exact_bits hf_compat "$results/default.npz" &
+  wait
+  publish
+
+  # Times, one after the other; what is answered under the variable may be wrong, and bits say so.
+  export VLLM_FORK_OTHER_BITS=1
+  measure "times" 90 times ceilings products attention --shape "$shape" --device "$device"
+  publish
+  for mode in deterministic plain batch-invariant; do
+    measure "engine: $mode" 100 engines "$mode" --shape "$shape"
+    publish
+  done
+}
+
+second_call() {
+  export VLLM_FORK_OTHER_BITS=1
+  counters="sm__throughput.avg.pct_of_peak_sustained_elapsed"
+  counters+=",sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active"
+  counters+=",lts__t_bytes.avg.pct_of_peak_sustained_elapsed"
+  counters+=",l1tex__data_pipe_lsu_wavefronts_mem_shared.avg.pct_of_peak_sustained_elapsed"
+  counters+=",smsp__average_warps_issue_stalled_membar_per_issue_active.ratio"
+  counters+=",gpu__time_duration.sum"
+  step "counters" 75 ncu --clock-control none --target-processes all --kernel-name regex:vllm_fork \
+    --launch-count 40 --metrics "$counters" --csv \
+    "$python" -m benchmarks.gpu.times products attention --rows 2048 8 --rounds 1 --eager
+  cp "$results/counters.out" "${OUT:-/nowhere}/counters.csv" 2>/dev/null
+  publish
+  PYTORCH_NO_CUDA_MEMORY_CACHING=1 step "memcheck" 75 compute-sanitizer --tool memcheck \
+    --print-limit 100 --error-exitcode 9 --kernel-name kernel_substring=vllm_fork \
+    "$python" -m benchmarks.gpu.bits start --device "$device"
+  publish
+  VLLM_FORK_CUDA_DEPENDENT_LAUNCH=0 measure "times in turn" 35 times products --rows 1 8 --shape "$shape" \
+    --device "$device"
+  publish
+  [ $((total - SECONDS)) -lt 110 ] || measure "engine: compiled" 180 engines compiled --shape "$shape"
+}
+
+if [ "$call" = 1 ]; then first_call; else second_call; fi
+finish

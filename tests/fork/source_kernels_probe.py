@@ -12,7 +12,6 @@ import faked_gpu  # noqa: F401  # isort: skip  # before anything asks for the pl
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -32,6 +31,7 @@ from vllm.model_executor.layers import activation
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.rotary_embedding import get_rope
 from vllm.model_executor.model_loader.utils import initialize_model
+from vllm.utils.network_utils import get_distributed_init_method, get_ip, get_open_port
 from vllm.v1.attention.backends.triton_attn import TritonAttentionMetadataBuilder
 
 
@@ -137,8 +137,9 @@ def main() -> None:
         for more in ({}, {"enforce_eager": True}, {"hf_compat": True, "enforce_eager": True})
     )
     flash = EngineArgs(**arguments, attention_backend="FLASH_ATTN").create_engine_config()
-    with set_current_vllm_config(eager), tempfile.TemporaryDirectory() as folder:
-        init_distributed_environment(1, 0, f"file://{folder}/store", 0, "gloo")
+    address = get_distributed_init_method(get_ip(), get_open_port())
+    with set_current_vllm_config(eager):
+        init_distributed_environment(1, 0, address, 0, "gloo")
         ensure_model_parallel_initialized(1, 1)
         torch.set_default_dtype(torch.bfloat16)
         same = {name: has_native_bits(layer, inputs) for name, layer, inputs in layers()}

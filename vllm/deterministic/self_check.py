@@ -132,10 +132,10 @@ def answers(
         names: of the groups, keys of `EXPECTED`.
     """
     for name in names:
-        yield name, _GROUPS[name](_Numbers(device))
+        yield name, _GROUPS[name](Numbers(device))
 
 
-class _Numbers:
+class Numbers:
     """Arguments on a device."""
 
     def __init__(self, device: torch.device | str) -> None:
@@ -163,7 +163,7 @@ class _Numbers:
 
 
 # --- on every machine ----------------------------------------------------------------------------
-def _products(numbers: _Numbers) -> list[torch.Tensor]:
+def _products(numbers: Numbers) -> list[torch.Tensor]:
     packed = numbers.weight(48, 584, salt=1)
     bias = numbers(48, salt=2)
     rows = numbers(19, 584, salt=3)
@@ -174,24 +174,24 @@ def _products(numbers: _Numbers) -> list[torch.Tensor]:
     ]
 
 
-def _activations(numbers: _Numbers) -> list[torch.Tensor]:
+def _activations(numbers: Numbers) -> list[torch.Tensor]:
     x = numbers(2, 66, salt=5) * 4
     mapped = [portable_map(x, function) for function in Function]
     return [*mapped, portable_gated(x, Function.SILU), portable_gated(x, Function.GELU_TANH)]
 
 
-def _norms(numbers: _Numbers) -> list[torch.Tensor]:
+def _norms(numbers: Numbers) -> list[torch.Tensor]:
     x, residual, weight = (numbers(n, 300, salt=n) for n in (5, 5, 1))
     normed = portable_rms_norm(x, weight[0], 1e-6, residual=residual, weight_offset=1.0)
     return [normed, residual, portable_layer_norm(x, weight[0], weight[0], 1e-5)]
 
 
-def _fused_products(numbers: _Numbers) -> list[torch.Tensor]:
+def _fused_products(numbers: Numbers) -> list[torch.Tensor]:
     return _products_of_what_is_computed(numbers, 48, 584, 11, salt=13)
 
 
 def _products_of_what_is_computed(
-    numbers: _Numbers, outputs: int, inputs: int, rows: int, salt: int
+    numbers: Numbers, outputs: int, inputs: int, rows: int, salt: int
 ) -> list[torch.Tensor]:
     """On a GPU norms and activations make the digits of these products' rows."""
     weight = numbers(outputs, inputs, salt=salt)
@@ -205,7 +205,7 @@ def _products_of_what_is_computed(
     return [portable_product(some, packed, dtype=torch.float32) for some in computed]
 
 
-def _rotations(numbers: _Numbers) -> list[torch.Tensor]:
+def _rotations(numbers: Numbers) -> list[torch.Tensor]:
     table = rotary_table(numbers.of(rotary_frequencies(32, 500000.0)), 100)
     x = numbers(4, 3, 48, salt=6)
     portable_rotate(x, numbers.of([0, 1, 50, 99]), table)
@@ -216,7 +216,7 @@ _BLOCK_SIZE = 16
 
 
 def _cached(
-    numbers: _Numbers, lengths: list[int], heads: int, size: int
+    numbers: Numbers, lengths: list[int], heads: int, size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a cache with the keys and values of sequences, and their pages."""
     blocks = [-(-length // _BLOCK_SIZE) for length in lengths]
@@ -233,7 +233,7 @@ def _cached(
     return cache, numbers.of(pages)
 
 
-def _attention(numbers: _Numbers) -> list[torch.Tensor]:
+def _attention(numbers: Numbers) -> list[torch.Tensor]:
     lengths = [150, 33]
     cache, pages = _cached(numbers, lengths, 2, 32)
     starts = numbers.of([0, 20, 21], torch.int32)
@@ -245,14 +245,14 @@ def _attention(numbers: _Numbers) -> list[torch.Tensor]:
     ]
 
 
-def _samples(numbers: _Numbers) -> list[torch.Tensor]:
+def _samples(numbers: Numbers) -> list[torch.Tensor]:
     logits = numbers(4, 777, salt=8, dtype=torch.float32) * 3
     kept = _some_of(logits, numbers)
     drawn = portable_draw(kept, numbers.of([1, 2, 3, 4]), numbers.of([9, 8, 7, 6]))
     return [portable_log_softmax(logits), kept, drawn]
 
 
-def _some_of(logits: torch.Tensor, numbers: _Numbers) -> torch.Tensor:
+def _some_of(logits: torch.Tensor, numbers: Numbers) -> torch.Tensor:
     """Return four rows of logits as they are after temperature, top_k, top_p and min_p."""
     return portable_filter(
         logits,
@@ -278,7 +278,7 @@ are shared out between blocks of threads, or one has several, whose sums wait fo
 rows are multiplied in two parts."""
 
 
-def _products_of_many_rows(numbers: _Numbers) -> list[torch.Tensor]:
+def _products_of_many_rows(numbers: Numbers) -> list[torch.Tensor]:
     inputs = 256  # eight segments, each of one step of tensor cores
     results = []
     for outputs, counts in _ROWS_OF_OUTPUTS.items():
@@ -288,7 +288,7 @@ def _products_of_many_rows(numbers: _Numbers) -> list[torch.Tensor]:
     return results
 
 
-def _products_of_many_channels(numbers: _Numbers) -> list[torch.Tensor]:
+def _products_of_many_channels(numbers: Numbers) -> list[torch.Tensor]:
     """Segments of several blocks, of which the last is not whole; and fewer segments than eight."""
     results = []
     for outputs, counts in {136: _FEW_ROWS, 701: (373,)}.items():
@@ -302,11 +302,11 @@ def _products_of_many_channels(numbers: _Numbers) -> list[torch.Tensor]:
     return results
 
 
-def _fused_products_of_many_rows(numbers: _Numbers) -> list[torch.Tensor]:
+def _fused_products_of_many_rows(numbers: Numbers) -> list[torch.Tensor]:
     return _products_of_what_is_computed(numbers, 136, 4360, 150, salt=21)
 
 
-def _attention_to_many_tokens(numbers: _Numbers) -> list[torch.Tensor]:
+def _attention_to_many_tokens(numbers: Numbers) -> list[torch.Tensor]:
     """More than 1,024 tokens, in several blocks of threads or, where these are many, in one."""
     results = []
     for size in (64, 128, 256):
@@ -315,7 +315,7 @@ def _attention_to_many_tokens(numbers: _Numbers) -> list[torch.Tensor]:
     return results
 
 
-def _attention_of_few(numbers: _Numbers, size: int) -> list[torch.Tensor]:
+def _attention_of_few(numbers: Numbers, size: int) -> list[torch.Tensor]:
     lengths = [1100, 1030, 40]
     cache, pages = _cached(numbers, lengths, 2, size)
     starts = numbers.of([0, 1, 2, 22], torch.int32)
@@ -326,7 +326,7 @@ def _attention_of_few(numbers: _Numbers, size: int) -> list[torch.Tensor]:
     ]
 
 
-def _attention_of_many(numbers: _Numbers, size: int) -> torch.Tensor:
+def _attention_of_many(numbers: Numbers, size: int) -> torch.Tensor:
     """The last tokens of 32 sequences, which have the same pages, and 16 heads."""
     heads, sequences = 16, 32
     cache, pages = _cached(numbers, [1056], heads, size)
@@ -337,7 +337,7 @@ def _attention_of_many(numbers: _Numbers, size: int) -> torch.Tensor:
     return portable_attention(query, cache, pages, starts, lengths, scale=0.125, window=40)
 
 
-def _attention_in_prompts(numbers: _Numbers) -> list[torch.Tensor]:
+def _attention_in_prompts(numbers: Numbers) -> list[torch.Tensor]:
     """So many queries that Hopper's warpgroups attend for them; one text has two superblocks."""
     queries, sequences, heads = 32, 22, 2
     lengths = [1100, *(queries + i for i in range(sequences - 1))]
@@ -352,7 +352,7 @@ def _attention_in_prompts(numbers: _Numbers) -> list[torch.Tensor]:
     return results
 
 
-def _samples_from_many_tokens(numbers: _Numbers) -> list[torch.Tensor]:
+def _samples_from_many_tokens(numbers: Numbers) -> list[torch.Tensor]:
     """Several blocks of threads share a row, if there are few."""
     logits = numbers(4, 50001, salt=26, dtype=torch.float32) * 3
     kept = _some_of(logits, numbers)
@@ -362,7 +362,7 @@ def _samples_from_many_tokens(numbers: _Numbers) -> list[torch.Tensor]:
     return [portable_log_softmax(few), portable_argmax(few), *best, kept, drawn]
 
 
-def _attention_to_what_was_rotated(numbers: _Numbers) -> list[torch.Tensor]:
+def _attention_to_what_was_rotated(numbers: Numbers) -> list[torch.Tensor]:
     """On a GPU the last keys are rotated where they are appended; attention makes the digits of its
     results where it merges parts of long sequences, or after it.
     """
@@ -389,7 +389,7 @@ def _attention_to_what_was_rotated(numbers: _Numbers) -> list[torch.Tensor]:
     return results
 
 
-_GROUPS: dict[str, Callable[[_Numbers], list[torch.Tensor]]] = {
+_GROUPS: dict[str, Callable[[Numbers], list[torch.Tensor]]] = {
     "products": _products,
     "activations": _activations,
     "norms": _norms,

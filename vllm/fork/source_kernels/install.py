@@ -21,7 +21,7 @@ _COMPILED = ("FLASH_ATTN", "FLASHMLA", "CUTLASS_MLA")
 
 
 @functools.cache
-def install() -> torch.library.Library:
+def install() -> tuple[torch.library.Library, ...]:
     """Define the operators and choose what does without the others, once in a process."""
     for name, value in _VARIABLES.items():
         os.environ.setdefault(name, value)

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch._ops import _OpNamespace
 
-from vllm.fork.source_kernels.schemas import COMPUTED, REFUSED
+from vllm.fork.source_kernels.schemas import ASKED, COMPUTED, REFUSED
 
 NAMESPACES = (
     "_C",
@@ -42,7 +42,7 @@ def refusal(operator: str) -> str:
     )
 
 
-def define_operators() -> torch.library.Library:
+def define_operators() -> tuple[torch.library.Library, ...]:
     """Define what is computed and what is refused in ``torch.ops._C``, and all other sentences.
 
     Returns:
@@ -56,9 +56,13 @@ def define_operators() -> torch.library.Library:
     for name, (schema, function) in operators.items():
         library.define(name + schema)
         library.impl(name, function, "CompositeExplicitAutograd")
+    utils = torch.library.Library("_C_cuda_utils", "FRAGMENT")
+    for name, (schema, function) in ASKED.items():
+        utils.define(name + schema)
+        utils.impl(name, function, "CompositeExplicitAutograd")
     for name in NAMESPACES:
         setattr(torch.ops, name, SourceNamespace(name))
-    return library
+    return library, utils
 
 
 def _refuse(operator: str, *_: object) -> NoReturn:

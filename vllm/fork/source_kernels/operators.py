@@ -156,6 +156,11 @@ def apply_repetition_penalties_(
     logits.mul_(torch.where(prompt_mask | output_mask, factors, 1.0))
 
 
+def shared_memory_per_block(device_id: int) -> int:
+    """Return the bytes of shared memory that a block of threads may ask for on a GPU."""
+    return int(torch.cuda.get_device_properties(device_id).shared_memory_per_block_optin)
+
+
 def supports_no_capability(cuda_device_capability: int) -> bool:
     """Whether compiled products of eight bits are there: on no GPU."""
     return False

@@ -53,6 +53,14 @@ COMPUTED: dict[str, tuple[str, Callable[..., Any]]] = {
 }
 """Name to signature and implementation."""
 
+ASKED: dict[str, tuple[str, Callable[..., Any]]] = {
+    "get_max_shared_memory_per_block_device_attribute": (
+        "(int device_id) -> int",
+        operators.shared_memory_per_block,
+    ),
+}
+"""Of ``torch.ops._C_cuda_utils``: what upstream asks of a GPU."""
+
 REFUSED: dict[str, str] = {
     "static_scaled_fp8_quant": (
         "(Tensor(a!) result, Tensor input, Tensor scale, int[]? group_shape=None) -> ()"

@@ -1,16 +1,17 @@
 """Kernels of deterministic mode beside PyTorch's of the same shape, on a device.
 
-    python -m benchmarks.gpu.kernels products 1B --device cuda
-    python -m benchmarks.gpu.kernels attention 8B --device cuda
+    python -m benchmarks.gpu.times ceilings|products|attention ... [--rows 2048] [--rounds 10]
 
-Products are those of a layer's matrices in bfloat16, with few rows as in decoding and many as in
-prompts; PyTorch's are cuBLAS'. In decoding they are timed after a norm, too, which makes the rows'
-digits. Attention is causal over one prompt, or of one token of each of some requests; PyTorch's is
-``scaled_dot_product_attention``, which gets keys and values in one piece, and for a single token
-does not share a request out over the GPU: a weak opponent there.
+Shapes are Llama-3.1-8B's. Ceilings are what this GPU reaches at all: a copy, in TB/s of reads and
+writes, and a product of 8,192 x 8,192 x 8,192 in bfloat16, in TFLOP/s. Products are those of a
+layer's matrices in bfloat16, with few rows as in decoding and many as in prompts; PyTorch's are
+cuBLAS'. In decoding they are timed after a norm, too, which makes the rows' digits. Attention is
+causal over one prompt, or of one token of each of some requests; PyTorch's is
+``scaled_dot_product_attention``, once by cuDNN and once by FlashAttention, with keys and values in
+one piece.
 
 On a GPU a CUDA graph of some calls is timed by its events, so that what a launch costs the CPU does
-not count, as it does not in an engine with graphs. Both sides take turns. Printed are medians of a
+not count, as it does not in an engine with graphs. All sides take turns. Printed are medians of a
 call in microseconds, as JSON, again after each shape.
 """
 
@@ -22,17 +23,16 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.gpu.models import SHAPES, linear_shapes
-from vllm.fork_ops.portable_attention import (
-    attention_cache_shape,
-    portable_append,
-    portable_attention,
-)
+from benchmarks.gpu.cases import paged_cache
+from benchmarks.gpu.shapes import SHAPES, linear_shapes
+from vllm.fork_ops.portable_attention import portable_attention
 from vllm.fork_ops.portable_norm import portable_rms_norm
 from vllm.fork_ops.portable_product import (
     PackedWeight,
@@ -42,15 +42,17 @@ from vllm.fork_ops.portable_product import (
     portable_product,
 )
 
-DECODE_ROWS = (1, 8, 32, 64, 256)
+DECODE_ROWS = (1, 8, 64, 256)
 PROMPT_ROWS = (2048, 8192)
-CONTEXTS = (512, 2048, 8192)
-BATCHES = (1, 8, 64, 256)
-BLOCK_SIZE = 16
+PROMPTS = (2048, 8192)
+DECODES = ((8, 2048), (64, 2048))
+"""Requests, and tokens of each."""
 CALLS = 20
 """In a graph, of shapes of decoding; of prompts, a quarter as many."""
 MAX_ERROR = 1e-2
 """Relative, of bfloat16 results: another formula would be far above it."""
+
+RIVALS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 
 AFTER_NORMS = ("qkv", "gate_up")
 """Matrices."""
@@ -65,7 +67,7 @@ Side = Callable[[int], torch.Tensor]
 """Computes; the number of the call chooses a copy of the weight."""
 
 Timings = Iterator[tuple[str, dict[str, Any]]]
-"""Names of shapes, and both sides' microseconds."""
+"""Names of shapes, and all sides' microseconds."""
 
 
 class Timed:
@@ -115,15 +117,17 @@ class Timed:
 def compare(
     sides: dict[str, Side], device: torch.device, rounds: int, calls: int
 ) -> dict[str, Any]:
-    """Return the medians of both sides' times, in turns, after a check that both compute the same.
+    """Return the medians of all sides' times, in turns, after a check that they compute the same.
 
-    What goes wrong is returned as {"failure": a sentence}: other shapes may be timed.
+    With 0 rounds each side computes once, so that a profiler sees it. What goes wrong is returned as {"failure": a sentence}: other shapes may be timed.
     """
     try:
-        ours, theirs = (side(0).float() for side in sides.values())
-        error = float((ours - theirs).norm() / theirs.norm())
+        ours, *others = (side(0).float() for side in sides.values())
+        error = max(float((ours - one).norm() / one.norm()) for one in others)
         if not error < MAX_ERROR:
             return {"failure": f"the results differ by {error:.1e} of their size"}
+        if not rounds:
+            return {}
         timed = {name: Timed(side, device, calls) for name, side in sides.items()}
         times: dict[str, list[float]] = {name: [] for name in sides}
         for _ in range(rounds + WARM_UPS):
@@ -139,7 +143,7 @@ def numbers(*shape: int, device: torch.device, salt: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=generator, device=device).bfloat16()
 
 
-def products(name: str, device: torch.device, rounds: int) -> Timings:
+def products(name: str, device: torch.device, rounds: int, counts: Sequence[int]) -> Timings:
     """Time the products of all matrices of a layer; keys are "matrix, rows"."""
     for matrix, (out_features, in_features) in linear_shapes(name).items():
         weight = numbers(out_features, in_features, device=device) * in_features**-0.5
@@ -147,7 +151,7 @@ def products(name: str, device: torch.device, rounds: int) -> Timings:
         exponents = equalising_exponents(channel_statistics(weight))
         packed = [pack_weight(weight, exponents) for _ in range(copies)]
         weights = [weight.clone() for _ in range(copies)]
-        for rows in DECODE_ROWS + PROMPT_ROWS:
+        for rows in counts:
             x = numbers(rows, in_features, device=device)
             sides: dict[str, Side] = {
                 "portable": lambda i, x=x, w=packed: portable_product(x, w[i % len(w)]),  # type: ignore[misc]
@@ -177,41 +181,14 @@ def after_norm(
     return {"portable": portable, "torch": theirs}
 
 
-def attention(name: str, device: torch.device, rounds: int) -> Timings:
+def attention(name: str, device: torch.device, rounds: int, counts: Sequence[int]) -> Timings:
     """Time attention; keys are "prompt, tokens" and "decode, requests x tokens"."""
-    for tokens in CONTEXTS:
+    for tokens in (one for one in PROMPTS if one in counts):
         sides = attention_sides(name, 1, tokens, tokens, device)
         yield f"prompt, {tokens}", compare(sides, device, rounds, CALLS // 4)
-        for requests in BATCHES:
-            sides = attention_sides(name, requests, tokens, 1, device)
-            yield f"decode, {requests} x {tokens}", compare(sides, device, rounds, CALLS)
-
-
-def paged_cache(
-    keys: torch.Tensor, values: torch.Tensor, lengths: Sequence[int]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a cache with the keys and values of requests, each in blocks of its own.
-
-    Args:
-        keys: bfloat16 [tokens of all requests, kv_heads, size].
-        values: likewise.
-        lengths: tokens of each request.
-
-    Returns:
-        The cache, see `attention_cache_shape`, and its pages, int32 [requests, most blocks].
-    """
-    blocks = [-(-length // BLOCK_SIZE) for length in lengths]
-    _, kv_heads, size = keys.shape
-    shape = attention_cache_shape(sum(blocks), kv_heads, size, BLOCK_SIZE)
-    cache = torch.zeros(shape, dtype=torch.uint8, device=keys.device)
-    pages = torch.zeros(len(lengths), max(blocks), dtype=torch.int32)
-    slots = []
-    for i, (length, count) in enumerate(zip(lengths, blocks, strict=True)):
-        first = sum(blocks[:i])
-        pages[i, :count] = torch.arange(first, first + count)
-        slots.append(torch.arange(length) + first * BLOCK_SIZE)
-    portable_append(keys, values, cache, torch.cat(slots).to(keys.device))
-    return cache, pages.to(keys.device)
+    for requests, tokens in (one for one in DECODES if one[0] in counts):
+        sides = attention_sides(name, requests, tokens, 1, device)
+        yield f"decode, {requests} x {tokens}", compare(sides, device, rounds, CALLS)
 
 
 def attention_sides(
@@ -236,16 +213,35 @@ def attention_sides(
     def portable(_: int) -> torch.Tensor:
         return portable_attention(query, cache, pages, starts, lengths, scale=size**-0.5)
 
-    def theirs(_: int) -> torch.Tensor:
-        done = functional.scaled_dot_product_attention(
-            q, k, v, is_causal=queries > 1, enable_gqa=True
-        )
+    def by(backend: SDPBackend, _: int) -> torch.Tensor:
+        with sdpa_kernel(backend):
+            done = functional.scaled_dot_product_attention(
+                q, k, v, is_causal=queries > 1, enable_gqa=True
+            )
         return done.transpose(1, 2).reshape(query.shape)
 
-    return {"portable": portable, "torch": theirs}
+    rivals = RIVALS if device.type == "cuda" else {"torch": SDPBackend.MATH}
+    return {"portable": portable, **{name: partial(by, one) for name, one in rivals.items()}}
 
 
-WHAT: dict[str, Callable[[str, torch.device, int], Timings]] = {
+def ceilings(name: str, device: torch.device, rounds: int, counts: Sequence[int]) -> Timings:
+    """Time a copy and a large product."""
+    size = 8192 if device.type == "cuda" else 256
+    a, b = (numbers(size, size, device=device, salt=salt) for salt in (1, 2))
+    source = torch.zeros(4 * size * size, device=device)
+    target = torch.empty_like(source)
+    copied = Timed(lambda _: target.copy_(source), device, 4)
+    multiplied = Timed(lambda _: functional.linear(a, b), device, 4)
+    seconds = [
+        1e-6 * statistics.median(one.microseconds() for _ in range(rounds + WARM_UPS))
+        for one in (copied, multiplied)
+    ]
+    yield "copy, TB/s", {"torch": round(2e-12 * source.nbytes / seconds[0], 2)}
+    yield "product, TFLOP/s", {"torch": round(2e-12 * size**3 / seconds[1], 1)}
+
+
+WHAT: dict[str, Callable[[str, torch.device, int, Sequence[int]], Timings]] = {
+    "ceilings": ceilings,
     "products": products,
     "attention": attention,
 }
@@ -253,16 +249,18 @@ WHAT: dict[str, Callable[[str, torch.device, int], Timings]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=WHAT)
-    parser.add_argument("model", choices=SHAPES)
+    parser.add_argument("what", nargs="+", choices=WHAT)
+    parser.add_argument("--shape", choices=SHAPES, default="8B")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rows", type=int, nargs="+", default=[*DECODE_ROWS, *PROMPT_ROWS])
     options = parser.parse_args()
-    device = torch.device(options.device)
     found: dict[str, Any] = {}
-    for shape, times in WHAT[options.what](options.model, device, options.rounds):
-        found[shape] = times
-        print(json.dumps(found), flush=True)
+    for what in options.what:
+        timed = WHAT[what](options.shape, torch.device(options.device), options.rounds, options.rows)
+        for shape, times in timed:
+            found[f"{what}: {shape}"] = times
+            print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,16 @@
 """hf_compat's draws and repetition penalty beside what Transformers gets of PyTorch on a device.
 
-    python -m benchmarks.gpu.pytorch_bits --device cuda
-
 A request's draws must be its row of what ``torch.multinomial`` draws for Hugging Face's batch after
-``torch.manual_seed``; the penalty must have the bits of Transformers' own processor. Printed is how
-many are equal, as JSON.
+``torch.manual_seed``; the penalty must have the bits of Transformers' own processor.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Iterator
 
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from benchmarks.gpu.differences import Comparison
 from vllm import fork_ops
 from vllm.hf_compat.cpu_draws import draw_on_cpu
 from vllm.hf_compat.draws import DrawSource
@@ -66,20 +60,3 @@ def penalties(device: torch.device) -> Found:
             fork_ops.apply_repetition_penalty(logits, seen, slots, factors)
             yield f"penalty {penalty}, {vocabulary}", logits, expected
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--device", default="cuda")
-    options = parser.parse_args()
-    device, comparison = torch.device(options.device), Comparison()
-    for part in (draws, penalties):
-        try:
-            for name, here, there in part(device):
-                comparison.add(name, here, there)
-        except RuntimeError as error:  # the other part may be equal
-            comparison.fail(part.__name__, error)
-        print(json.dumps(comparison.values()), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,137 @@
+"""Whether a device has the bits of the specification, and of PyTorch where hf_compat promises them.
+
+    python -m benchmarks.gpu.bits start|operations|shapes|draws [--device cuda] [--expected FILE]
+
+start: the answers that an engine computes when it starts; operations: all committed digests;
+shapes: those of an 8B Llama's shapes, whose digests the archive holds; draws: hf_compat's draws and
+repetition penalty beside what Transformers gets of PyTorch on the device. Printed is JSON, again
+after each group: how many are equal, and of those that are not, which elements differ from the
+CPU's. Before a group its name is told: a kernel that hangs says nothing any more. The status is 1
+if a bit differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu import cases
+from benchmarks.gpu.differences import difference
+from benchmarks.gpu.draws import draws, penalties
+from tests.kernels import portable_digests
+from vllm.deterministic import self_check
+
+SHAPES_FILE = Path(__file__).resolve().parents[2] / "build" / "gpu" / "site" / "shapes.json"
+"""In the archive."""
+
+MOST_EXPLAINED = 2
+"""Groups that are computed on the CPU, too, to see which elements differ."""
+
+Compute = Callable[[str], dict[str, torch.Tensor]]
+"""Computes the results of a group on a device, by their names."""
+
+
+class Count:
+    """What was found until now.
+
+    Attributes:
+        values: what is printed.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {"equal": 0, "of": 0, "differing": {}}
+
+    def tell(self, **more: str) -> None:
+        print(json.dumps({**self.values, **more}), flush=True)
+
+    def add(self, name: str, wrong: Any) -> None:
+        """Count a result; `wrong` says how it differs, and is None if it does not."""
+        self.values["of"] += 1
+        self.values["equal"] += wrong is None
+        if wrong is not None:
+            self.values["differing"][name] = wrong
+
+    def compare(self, group: str, device: str, expected: dict[str, str], compute: Compute) -> None:
+        """Compare a group's results with their digests, and the first ones with the CPU's."""
+        self.tell(during=group)
+        try:
+            found = compute(device)
+            wrong = [name for name in expected if cases.digest(found[name]) != expected[name]]
+            is_explained = len({one.split(":")[0] for one in self.values["differing"]})
+            there = compute("cpu") if wrong and is_explained < MOST_EXPLAINED else {}
+            for name in expected:
+                if name not in wrong:
+                    self.add(name, None)
+                elif name in there:
+                    equal_now = "other bits, which a second run has not"
+                    differs = difference(found[name], there[name])
+                    self.add(f"{group}: {name}", differs or equal_now)
+                else:
+                    self.add(f"{group}: {name}", "other bits")
+        except RuntimeError as error:  # other groups may have their bits
+            self.add(f"{group}: all", f"{type(error).__name__}: {error}")
+
+
+def start(count: Count, device: str) -> None:
+    """A group's tensors have one digest together."""
+    for group, expected in self_check.EXPECTED.items():
+
+        def compute(where: str, group: str = group) -> dict[str, torch.Tensor]:
+            ((_, tensors),) = self_check.answers(where, [group])
+            raw = [one.cpu().contiguous().flatten().view(torch.uint8) for one in tensors]
+            return {"bytes": torch.cat(raw)}
+
+        count.compare(group, device, {"bytes": expected}, compute)
+
+
+def operations(count: Count, device: str) -> None:
+    """All results of ``tests/kernels/portable_digests.py``."""
+    expected: dict[str, str] = json.loads(portable_digests.EXPECTED.read_text())
+    count.tell(during="operations")
+    found = portable_digests.digests(device)
+    for name, one in expected.items():
+        count.add(name, None if found[name] == one else "other bits")
+
+
+def shapes(count: Count, device: str, file: Path = SHAPES_FILE) -> None:
+    """All groups of `cases`."""
+    kept = json.loads(file.read_text())
+    for group, compute in cases.groups(kept["model"]).items():
+        count.compare(
+            group, device, kept["digests"][group],
+            lambda where, compute=compute: dict(compute(self_check.Numbers(where))),
+        )  # fmt: skip
+
+
+def torch_draws(count: Count, device: str) -> None:
+    """Two sides on the same device."""
+    for part in (draws, penalties):
+        count.tell(during=part.__name__)
+        for name, here, there in part(torch.device(device)):
+            count.add(name, difference(here, there))
+
+
+def main() -> None:
+    parts: dict[str, Callable[..., None]] = {
+        "start": start, "operations": operations, "shapes": shapes, "draws": torch_draws,
+    }  # fmt: skip
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("part", choices=parts)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--expected", type=Path, default=SHAPES_FILE, help="of shapes")
+    options = parser.parse_args()
+    count = Count()
+    more = (options.expected,) if options.part == "shapes" else ()
+    parts[options.part](count, options.device, *more)
+    count.tell()
+    sys.exit(count.values["equal"] != count.values["of"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""The results of ``benchmarks/gpu/run.sh`` as a table, and the sentence that says what to do next.
+
+    python3 benchmarks/gpu/summary.py build/gpu/results
+
+Uses the standard library alone, and takes files that are cut short or missing. results.json in the
+folder gets all values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+NEEDED = (
+    *("bits: start", "bits: operations", "bits: shapes", "bits: draws", "bits: engine"),
+    *("bits: engine with graphs", "bits: attached model", "bits: exact"),
+)
+"""Steps that must find all bits equal before anything else is worth measuring."""
+
+_ERROR = re.compile(r"\b\w+(?:Error|Exception): .*")
+_NO_CAUSE = "Engine core initialization failed"
+MOST_NAMES = 4
+MATRICES = ("qkv", "o", "gate_up", "down")
+
+
+def last_values(text: str) -> dict[str, Any]:
+    """Return the last line that is an object of JSON; {} if there is none."""
+    for line in reversed(text.splitlines()):
+        with contextlib.suppress(json.JSONDecodeError):
+            if line.startswith("{") and isinstance(found := json.loads(line), dict):
+                return found
+    return {}
+
+
+def steps(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield what became of each step: name, status, seconds, values, error."""
+    file = folder / "steps.tsv"
+    for line in file.read_text().splitlines() if file.exists() else []:
+        name, status, seconds = line.split("\t")
+        stem = re.sub("[^a-z0-9]", "-", name)
+        texts = {}
+        for kind in ("out", "err"):
+            path = folder / f"{stem}.{kind}"
+            texts[kind] = path.read_text(errors="replace") if path.exists() else ""
+        yield {
+            "name": name,
+            "status": status,
+            "seconds": int(seconds),
+            "values": last_values(texts["out"]),
+            "error": None if status == "0" else error_of(status, texts["err"]),
+        }
+
+
+def error_of(status: str, errors: str) -> str:
+    """Return how a step ended, in a few words."""
+    if status == "no time":
+        return "no time was left"
+    if status in ("124", "137"):
+        return "it was ended at its limit"
+    causes = [one for one in _ERROR.findall(errors) if _NO_CAUSE not in one]
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    return (causes or lines or [f"status {status}, and no message"])[-1][:200]
+
+
+def cell(step: dict[str, Any]) -> str:
+    """Return what the table says of a step."""
+    values = step["values"]
+    if "of" not in values:
+        said = {name: one for name, one in values.items() if not isinstance(one, dict)}
+        text = json.dumps(said) if said else ""
+        return f"{step['error'] or 'done'} {text}".strip()
+    text = f"{values['equal']} of {values['of']} equal"
+    if "answers" in values:
+        text += f", {values['equal answers']} of {values['answers']} answers"
+    for name, other in values.items():
+        if name.startswith("beside "):
+            text += f"; {Path(name[7:]).stem}: {other['equal']} of {other['of']}"
+    if names := list(values["differing"]):
+        text += f"; not {', '.join(names[:MOST_NAMES])}{' ...' if len(names) > MOST_NAMES else ''}"
+    if "during" in values:
+        text += f"; ended during {values['during']}"
+    return text if step["status"] in ("0", "1") and not _crashed(step) else f"{text}; {step['error']}"
+
+
+def _crashed(step: dict[str, Any]) -> bool:
+    """Whether a process with status 1 ended by an error and not by its count."""
+    return step["status"] == "1" and "during" in step["values"]
+
+
+def ratios(times: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield times beside PyTorch's: of a layer's products by rows, of each attention."""
+    found = {name: one for name, one in times.items() if isinstance(one, dict)}
+    counts = {name.rsplit(", ", 1)[1] for name in found if name.startswith("products: ")}
+    for rows in sorted(counts, key=int):
+        layer = [found.get(f"products: {matrix}, {rows}", {}) for matrix in MATRICES]
+        if all("torch" in one for one in layer):
+            ours, theirs = (sum(one[side] for one in layer) for side in ("portable", "torch"))
+            yield f"a layer's products / cuBLAS, {rows} rows", f"{ours / theirs:.2f} ({ours:.0f} us)"
+    for name, one in found.items():
+        if name.startswith("attention: ") and "portable" in one:
+            rivals = [f"{one['portable'] / one[rival]:.2f} / {rival}" for rival in one
+                      if rival != "portable"]  # fmt: skip
+            yield name, f"{', '.join(rivals)} ({one['portable']:.0f} us)"
+        elif name.startswith("ceilings: "):
+            yield name.removeprefix("ceilings: "), str(one.get("torch", one))
+        elif "failure" in one:
+            yield name, one["failure"]
+
+
+def engine_ratios(found: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield engines' rates, and the plain one's beside them: 2 is twice as long."""
+    plain = found.get("engine: plain", {}).get("values", {})
+    for name, step in found.items():
+        if not name.startswith("engine: ") or not step["values"]:
+            continue
+        for load, rate in step["values"].items():
+            if load != "start":
+                ratio = f" ({plain[load] / rate:.2f} x as long as plain)" if load in plain else ""
+                yield f"{name}, {load}", f"{rate} tokens/s{ratio}"
+
+
+def wrong_bits(found: dict[str, dict[str, Any]]) -> list[str]:
+    """Return the names of the steps of `NEEDED` that did not end well."""
+    return [name for name in NEEDED if name not in found or found[name]["status"] != "0"]
+
+
+def advice(found: dict[str, dict[str, Any]]) -> str:
+    """Return the sentence that says what to do next."""
+    if wrong := wrong_bits(found):
+        return f"give back, mend: {', '.join(wrong)}"
+    if "counters" in found:
+        return "both calls are done: keep the numbers"
+    return "all bits equal: call 2"
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    found = {step["name"]: step for step in steps(folder)}
+    with contextlib.suppress(OSError):
+        (folder / "results.json").write_text(json.dumps(list(found.values()), indent=1) + "\n")
+    rows = [(name, cell(step)) for name, step in found.items()]
+    for name in ("times", "times in turn"):
+        if name in found:
+            rows += [(f"{name}: {row}", text) for row, text in ratios(found[name]["values"])]
+    rows += engine_ratios(found)
+    print("| | |\n| --- | --- |")
+    for name, text in rows:
+        print(f"| {name} | {text} |")
+    print(f"\n{advice(found)}")
+    sys.exit(bool(wrong_bits(found)))
+
+
+if __name__ == "__main__":
+    main()
