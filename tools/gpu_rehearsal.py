@@ -45,7 +45,7 @@ ON_CPUS = (
 )
 """Steps that end well without a GPU."""
 
-NO_GPU = ("GPU", "CUDA", "cuda", "NVIDIA", "nvidia-smi", "No such file")
+NO_GPU = ("GPU", "CUDA", "cuda", "NVIDIA", "Device string must not be empty", "No such file")
 """Words, one of which is in how the other steps end."""
 
 Steps = dict[str, dict[str, Any]]
@@ -152,7 +152,7 @@ def faulty(folder: Path, out: Path) -> Iterator[str]:
     if not status:
         yield "the call with a wrong bit ended with status 0"
     limit = "it was ended at its limit"
-    faults = {"times": "Aborted", "bits: attached model": limit, "bits: shapes": "rows: gated"}
+    faults = {"times": "SIGABRT", "bits: attached model": limit, "bits: shapes": "rows: gated"}
     faults |= {name: "a disk error" for name in ("generate", "generate without cudnn")}
     faults |= {name: limit for name in ("bits: engine", "bits: engine with graphs")}
     yield from otherwise(steps_of(folder), faults)

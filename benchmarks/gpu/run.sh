@@ -125,9 +125,10 @@ second_call() {
   counters+=",l1tex__data_pipe_lsu_wavefronts_mem_shared.avg.pct_of_peak_sustained_elapsed"
   counters+=",smsp__average_warps_issue_stalled_membar_per_issue_active.ratio"
   counters+=",gpu__time_duration.sum"
-  step "counters" 75 ncu --clock-control none --target-processes all --kernel-name regex:vllm_fork \
-    --launch-count 40 --metrics "$counters" --csv \
-    "$python" -m benchmarks.gpu.times products attention --rows 2048 8 --rounds 1 --eager
+  step "counters" 75 ncu --clock-control none --target-processes all \
+    --kernel-name "regex:multiply|attention_kernel" --launch-count 40 --metrics "$counters" --csv \
+    "$python" -m benchmarks.gpu.times products attention --rows 2048 8 --rounds 0 \
+    --shape "$shape" --device "$device"
   cp "$results/counters.out" "${OUT:-/nowhere}/counters.csv" 2>/dev/null
   publish
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 step "memcheck" 75 compute-sanitizer --tool memcheck \

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,12 @@ NEEDED = (
 
 _ERROR = re.compile(r"\b\w+(?:Error|Exception): .*")
 _NO_CAUSE = "Engine core initialization failed"
+"""An engine's own process writes the cause, and the one that waits for it only that it failed."""
+
 MOST_NAMES = 4
+LOADS = ("1", "64", "prompt")
+"""Of engines: answers at once, and a prompt that is read."""
+
 MATRICES = ("qkv", "o", "gate_up", "down")
 
 
@@ -62,6 +68,8 @@ def error_of(status: str, errors: str) -> str:
         return "no time was left"
     if status in ("124", "137"):
         return "it was ended at its limit"
+    if status.isdigit() and int(status) > 128:
+        errors += f"\nit was ended by {signal.Signals(int(status) - 128).name}"
     causes = [one for one in _ERROR.findall(errors) if _NO_CAUSE not in one]
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     return (causes or lines or [f"status {status}, and no message"])[-1][:200]
@@ -100,7 +108,7 @@ def ratios(times: dict[str, Any]) -> Iterator[tuple[str, str]]:
         layer = [found.get(f"products: {matrix}, {rows}", {}) for matrix in MATRICES]
         if all("torch" in one for one in layer):
             ours, theirs = (sum(one[side] for one in layer) for side in ("portable", "torch"))
-            yield f"a layer's products / cuBLAS, {rows} rows", f"{ours / theirs:.2f} ({ours:.0f} us)"
+            yield f"a layer's products / cuBLAS, rows: {rows}", f"{ours / theirs:.2f} ({ours:.0f} us)"
     for name, one in found.items():
         if name.startswith("attention: ") and "portable" in one:
             rivals = [f"{one['portable'] / one[rival]:.2f} / {rival}" for rival in one
@@ -119,7 +127,7 @@ def engine_ratios(found: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str]]
         if not name.startswith("engine: ") or not step["values"]:
             continue
         for load, rate in step["values"].items():
-            if load != "start":
+            if load in LOADS and rate:
                 ratio = f" ({plain[load] / rate:.2f} x as long as plain)" if load in plain else ""
                 yield f"{name}, {load}", f"{rate} tokens/s{ratio}"
 

@@ -2,38 +2,55 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu import (
-    differences,
-    digests,
-    model_bits,
-    real_shapes,
-    sanitizer,
-)
-from tests.emulated_gpu.device import GPU, emulated_gpu
-from vllm.fork_ops.portable_product import portable_product
+from benchmarks.gpu import bits, cases, differences, exact_bits, generate, model_bits, probes
+from tests.emulated_gpu.device import emulated_gpu
+from tests.engines import ROOT
+from vllm.deterministic import self_check
+from vllm.deterministic.self_check import EXPECTED
 
 
-def test_every_operation_of_the_start_of_an_engine_has_its_bits_here() -> None:
-    all_found = list(digests.self_check("cpu"))
-    found = all_found[-1]
-    assert found["equal"] == found["of"] >= 6
-    assert found["differing"] == []
-    assert "during" not in found
-    told = [one for one in all_found if "during" in one]  # before each group, that it begins
-    assert [one["equal"] for one in told] == list(range(found["of"]))
-    assert len({one["during"] for one in told}) == found["of"]
+def printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_other_and_missing_digests_are_named() -> None:
-    found = digests.compared({"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "3"})
-    assert found == {"equal": 1, "of": 3, "differing": ["b", "c"]}
+def test_every_operation_of_the_start_of_an_engine_has_its_bits_here(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    count = bits.Count()
+    bits.start(count, "cpu")
+    assert count.values == {"equal": len(EXPECTED), "of": len(EXPECTED), "differing": {}}
+    told = printed(capsys)  # before each group, that it begins
+    assert [one["during"] for one in told] == list(EXPECTED)
+    assert [one["equal"] for one in told] == list(range(len(EXPECTED)))
+
+
+def test_a_wrong_bit_of_the_start_is_told_by_its_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    really = self_check.answers
+
+    def wrong(device: str, names: list[str]) -> Iterator[tuple[str, list[torch.Tensor]]]:
+        for name, tensors in really("cpu", names):
+            if name == "norms" and device != "cpu":
+                tensors[0].view(torch.uint8).flatten()[5] ^= 1
+            yield name, tensors
+
+    monkeypatch.setattr(self_check, "answers", wrong)
+    count = bits.Count()
+    bits.start(count, "other")
+    assert count.values["equal"] == count.values["of"] - 1
+    (found,) = count.values["differing"].values()
+    assert (found["differ"], found["first"][0]["place"]) == (1, [5])
 
 
 def test_what_differs_is_told_by_element() -> None:
@@ -65,82 +82,61 @@ def test_what_differs_is_told_by_element() -> None:
     assert found["kinds"] == ["torch.float32 [3, 4]", "torch.bfloat16 [3, 4]"]
 
 
-def test_real_shapes_find_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the CPU both sides are equal; with an operation that is wrong for one number of rows, one
-    result of each matrix is not. What fails is noted, and the other parts are compared.
+@pytest.fixture
+def kept_shapes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The digests of a tiny model, as an archive has those of a real one."""
+    monkeypatch.setattr(cases, "ROWS", (1, 17))
+    monkeypatch.setattr(cases, "REQUESTS", {"all": [(1100, 1), (40, 40)]})
+    file = tmp_path / "shapes.json"
+    file.write_text(json.dumps({"model": "tiny", "digests": cases.digests("tiny")}))
+    return file
+
+
+def test_shapes_find_what_differs(monkeypatch: pytest.MonkeyPatch, kept_shapes: Path) -> None:
+    """On the CPU all is equal; with an operation that is wrong for one number of rows, one result
+    of each matrix is not. What fails is noted, and the other groups are compared.
     """
-    monkeypatch.setattr(real_shapes, "ROWS", (1, 65, 70))
-    monkeypatch.setattr(real_shapes, "ROWS_WITH_DIGITS", (1, 65, 70))
-    (*_, last) = real_shapes.compare("tiny", torch.device("cpu"))
-    assert last["equal"] == last["of"] >= 40
-    really = portable_product
+    count = bits.Count()
+    bits.shapes(count, "cpu", kept_shapes)
+    assert count.values["equal"] == count.values["of"] >= 30
+    really = cases.portable_product
 
     def wrong(x: torch.Tensor, weight: Any, **more: Any) -> torch.Tensor:
         product = really(x, weight, **more)
-        product[-1, -1] += len(x) == 65
+        product[-1, -1] += len(x) == 17
         return product
-
-    monkeypatch.setattr(real_shapes, "portable_product", wrong)
-    monkeypatch.setattr(real_shapes, "portable_argmax", lambda _: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        list(real_shapes.compare("tiny", torch.device("cpu")))
 
     def refused(_: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("an illegal memory access was encountered")
 
-    monkeypatch.setattr(real_shapes, "portable_argmax", refused)
-    *_, rows, vocabulary = real_shapes.compare("tiny", torch.device("cpu"))
-    assert rows["differing"] == [
-        *("products: qkv, numbers, 65", "products: qkv, norm, 65", "products: o, numbers, 65"),
-        *("products: gate_up, numbers, 65", "products: gate_up, norm, 65"),
-        *("products: down, numbers, 65", "products: down, gated, 65"),
-        "products: gate, numbers, 65",
-    ]
-    assert vocabulary["differences"]["vocabulary"] == {
-        "error": "RuntimeError: an illegal memory access was encountered"
-    }
+    monkeypatch.setattr(cases, "portable_product", wrong)
+    monkeypatch.setattr(cases, "portable_argmax", refused)
+    count = bits.Count()
+    bits.shapes(count, "cpu", kept_shapes)
+    matrices = ("qkv: numbers", "qkv: norm", "o: numbers", "gate_up: numbers", "gate_up: norm",
+                "down: numbers", "down: gated", "gate: numbers")  # fmt: skip
+    assert list(count.values["differing"]) == [
+        *(f"products, {name}, 17" for name in matrices), "vocabulary: all",
+    ]  # fmt: skip
+    assert count.values["differing"]["vocabulary: all"] == (
+        "RuntimeError: an illegal memory access was encountered"
+    )
 
 
-def test_real_shapes_on_an_emulated_gpu(
-    monkeypatch: pytest.MonkeyPatch, emulated_library: Path
-) -> None:
+def test_shapes_on_an_emulated_gpu(kept_shapes: Path, emulated_library: Path) -> None:
     """The kernels themselves, on tensors of a GPU."""
-    monkeypatch.setattr(real_shapes, "ROWS", (1, 17))
-    monkeypatch.setattr(real_shapes, "ROWS_WITH_DIGITS", (1, 17))
-    monkeypatch.setattr(real_shapes, "REQUESTS", {"all": [(1100, 1), (40, 40)]})
+    count = bits.Count()
     with emulated_gpu() as gpu:
-        (*_, last) = real_shapes.compare("tiny", GPU)
+        bits.shapes(count, "cuda:0", kept_shapes)
         assert gpu.calls["portable_digits_product"] == 6
         assert gpu.calls["portable_attention"] == 2
-    assert last["differing"] == []
-    assert last["equal"] >= 30
+    assert count.values["differing"] == {}
 
 
-def test_what_the_sanitizer_says() -> None:
-    values = '{"equal": 7, "of": 7, "differing": []}\n'
-    clean = f"{values}========= ERROR SUMMARY: 0 errors\n"
-    assert sanitizer.values_of("memcheck", clean)["differing"] == []
-    found = sanitizer.values_of(
-        "racecheck", f"{values}========= RACECHECK SUMMARY: 3 hazards displayed (2 errors, 1 ...)\n"
-    )
-    assert (found["errors"], found["differing"]) == (3, ["3 errors of racecheck"])
-    for text in (values, "========= ERROR SUMMARY: 0 errors\n"):
-        with pytest.raises(RuntimeError, match="memcheck ended without a summary or without"):
-            sanitizer.values_of("memcheck", text)
-
-
-def test_a_machine_without_the_sanitizer_says_where_it_comes_from(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(sanitizer, "PLACES", ())
-    with pytest.raises(FileNotFoundError, match="it comes with the CUDA toolkit"):
-        sanitizer.sanitizer()
-    program = tmp_path / "compute-sanitizer"
-    program.write_text("#!/bin/sh\nshift 6\n\"$@\"\necho '========= ERROR SUMMARY: 0 errors'\n")
-    program.chmod(0o755)
-    found = sanitizer.checked("memcheck", "cpu")
-    assert found["equal"] == found["of"] >= 6
+def test_draws_and_penalties_are_pytorchs(capsys: pytest.CaptureFixture[str]) -> None:
+    count = bits.Count()
+    bits.torch_draws(count, "cpu")
+    assert count.values["equal"] == count.values["of"] == 42
 
 
 @pytest.mark.parametrize("dtype", model_bits.DTYPES)
@@ -168,8 +164,46 @@ def test_the_logits_of_an_engine_are_in_the_order_of_the_vocabulary() -> None:
     assert model_bits.rows_of(flat).tolist() == [[-1.0, 3.0, 2.0], [5.0, 4.0, 7.0]]
 
 
+def test_other_and_missing_digests_are_named() -> None:
+    found = model_bits.compared({"a": "1", "b": "2", "c": "3"}, {"a": "1", "b": "3"})
+    assert found == {"equal": 1, "of": 3, "differing": ["b", "c"]}
+
+
 def test_other_tokens_are_other_answers() -> None:
     one = model_bits.Answer(list(range(64)), ["x", "y"])
     other = model_bits.Answer([*range(32), 99, *range(33, 64)], ["x", "y"])
-    found = digests.compared(dict(model_bits.named([one])), dict(model_bits.named([other])))
+    found = model_bits.compared(dict(model_bits.named([one])), dict(model_bits.named([other])))
     assert found["differing"] == ["prompt 0, tokens from 32"]
+
+
+def test_logits_are_compared_until_a_token_differs() -> None:
+    """What follows another token has another prompt."""
+    logits = np.arange(12, dtype=np.float32).reshape(4, 3)
+    expected = {"greedy 0": (np.array([1, 2, 3, 4]), logits)}
+    assert exact_bits.compared(expected, expected)["equal"] == 4
+    other = logits.copy()
+    other[0, 0] = -0.0  # equal to 0.0, with other bits
+    found = exact_bits.compared({"greedy 0": (np.array([1, 9, 3, 4]), other)}, expected)
+    assert found == {
+        "equal": 1, "of": 4, "differing": {"greedy 0": "1 of 4 tokens"},
+        "equal answers": 0, "answers": 1,
+    }  # fmt: skip
+
+
+def test_generate_runs_without_vllm(tmp_path: Path) -> None:
+    """Its switches of PyTorch are those of a process that has imported nothing else."""
+    code = (
+        "import sys; from benchmarks.gpu import generate; "
+        "print(sorted(name for name in sys.modules if name.split('.')[0] == 'vllm'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "[]\n"
+    assert generate.MODEL.is_dir()
+
+
+def test_the_probes_say_what_they_need() -> None:
+    """Here there is no GPU, which is an outcome and not a crash."""
+    assert all("NVIDIA" in probes.outcome(probe) or "CUDA" in probes.outcome(probe)
+               for probe in probes.PROBES.values())  # fmt: skip

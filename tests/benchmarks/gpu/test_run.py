@@ -1,0 +1,151 @@
+"""The script of a GPU machine, with a Python that only pretends to measure."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import summary
+from tests.engines import ROOT
+
+PRETENDS = """#!{python}
+import json, os, sys, time
+given = sys.argv[1:]
+if given[0].endswith("summary.py"):
+    os.execv({python!r}, [{python!r}, *given])
+module, *rest = given[1:]
+name = " ".join([module.removeprefix("benchmarks.gpu."), *rest[:1]])
+fault = json.loads(os.environ["FAULTS"]).get(name)
+with open("calls.txt", "a") as calls:
+    variables = ("VLLM_FORK_CUDA_DEPENDENT_LAUNCH", "VLLM_FORK_CUDA_TENSOR_CORES", "VLLM_HOST_IP")
+    print(name, *(os.environ.get(one, "-") for one in variables), file=calls)
+print(json.dumps({{"equal": 2, "of": 2, "differing": {{}}}}), flush=True)
+if fault == "hang":
+    time.sleep(1000)
+if fault == "crash":
+    os.abort()
+if fault == "error":
+    raise OSError("a disk error")
+if fault == "other bits":
+    print(json.dumps({{"equal": 1, "of": 2, "differing": {{"products, qkv: norm, 5": 1}}}}))
+    sys.exit(1)
+if fault:
+    sys.exit(int(fault))
+"""
+
+
+class Call:
+    """A call of run.sh in a folder of its own.
+
+    Attributes:
+        folder: where it runs.
+        status: of the script.
+        lines: what it printed.
+    """
+
+    def __init__(self, folder: Path, number: str, faults: dict[str, str], **more: str) -> None:
+        self.folder = folder
+        for name in ("run.sh", "summary.py"):
+            (folder / "benchmarks" / "gpu").mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / "benchmarks" / "gpu" / name, folder / "benchmarks" / "gpu" / name)
+        python = folder / "python"
+        python.write_text(PRETENDS.format(python=sys.executable))
+        python.chmod(0o755)
+        environment = {"PATH": os.environ["PATH"], "PYTHON": str(python), "OUT": str(folder / "out")}
+        done = subprocess.run(
+            [str(folder / "benchmarks/gpu/run.sh"), number], stdin=subprocess.DEVNULL, text=True,
+            env={**environment, "FAULTS": json.dumps(faults), **more}, capture_output=True,
+        )  # fmt: skip
+        self.status, self.lines, self.errors = done.returncode, done.stdout.splitlines(), done.stderr
+
+    @property
+    def calls(self) -> list[str]:
+        return (self.folder / "calls.txt").read_text().splitlines()
+
+    def row(self, name: str) -> str:
+        """Return what the table says of a step."""
+        (found,) = (line for line in self.lines if line.startswith(f"| {name} |"))
+        return found.removeprefix(f"| {name} | ").removesuffix(" |")
+
+
+def test_a_call_whose_bits_are_all_equal_leads_to_the_second(tmp_path: Path) -> None:
+    first = Call(tmp_path, "1", {})
+    assert (first.status, first.lines[-1]) == (0, "all bits equal: call 2")
+    assert first.row("bits: shapes") == "2 of 2 equal"
+    assert not any("bits start mma" in one for one in first.calls)
+    assert all(one.endswith(" 127.0.0.1") for one in first.calls)  # there may be no network
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"table.txt", "results.json", "log.txt"}
+    steps = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert {one["name"] for one in steps} >= set(summary.NEEDED)
+    second = Call(tmp_path, "2", {})
+    assert (second.status, second.lines[-1]) == (0, "both calls are done: keep the numbers")
+    assert second.row("bits: shapes") == "2 of 2 equal"  # of the first one
+
+
+def test_whatever_a_step_does_the_others_run(tmp_path: Path) -> None:
+    faults = {
+        "bits start": "other bits", "bits draws": "crash", "generate": "error",
+        "probes": "2", "exact_bits exact": "error", "engines plain": "crash",
+    }  # fmt: skip
+    call = Call(tmp_path, "1", faults)
+    assert call.status == 1
+    assert call.lines[-1] == "give back, mend: bits: start, bits: draws, bits: exact"
+    assert call.row("bits: start") == "1 of 2 equal; not products, qkv: norm, 5"
+    assert "ended by SIGABRT" in call.row("bits: draws")
+    assert call.row("bits: exact").endswith("OSError: a disk error")
+    assert call.row("bits: engine") == "2 of 2 equal"
+    assert "engines batch-invariant 0 - 127.0.0.1" in call.calls
+    # Kernels that begin early are off, and which of two features is to blame is tried.
+    assert "bits start 0 mma 127.0.0.1" in call.calls
+    assert all(" 0 " in one for one in call.calls if not one.startswith(("pack", "probes")))
+
+
+def test_a_step_that_hangs_ends_at_its_limit_and_what_has_no_time_says_so(tmp_path: Path) -> None:
+    call = Call(tmp_path, "1", {"probes": "hang"}, SECONDS_IN_ALL="14")
+    assert call.status == 1
+    assert "it was ended at its limit" in call.row("probes")
+    assert call.row("times") == "no time was left"
+    assert call.lines[-1].startswith("give back, mend: bits: start, bits: operations")
+
+
+def test_a_folder_for_results_that_is_full_stops_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "full"
+    out.mkdir()
+    (out / "table.txt").symlink_to("/dev/full")
+    call = Call(tmp_path, "1", {}, OUT=str(out))
+    assert (call.status, call.lines[-1]) == (0, "all bits equal: call 2")
+    assert f"note: {out} has no copy of the results" in call.errors
+
+
+@pytest.mark.parametrize("number", ["", "3", "plan"])
+def test_another_call_is_refused(tmp_path: Path, number: str) -> None:
+    call = Call(tmp_path, number, {})
+    assert call.status == 2
+    assert call.errors.startswith("error: name the call: benchmarks/gpu/run.sh 1, or 2")
+
+
+def test_times_are_told_as_ratios() -> None:
+    """2 is twice as long as PyTorch's."""
+    times = {f"products: {name}, 8": {"portable": 3.0, "torch": 2.0} for name in summary.MATRICES}
+    times["attention: prompt, 2048"] = {"portable": 9.0, "cudnn": 3.0, "flash": 4.5}
+    times["attention: decode, 8 x 2048"] = {"failure": "RuntimeError: no kernel"}
+    assert list(summary.ratios(times)) == [
+        ("a layer's products / cuBLAS, rows: 8", "1.50 (12 us)"),
+        ("attention: prompt, 2048", "3.00 / cudnn, 2.00 / flash (9 us)"),
+        ("attention: decode, 8 x 2048", "RuntimeError: no kernel"),
+    ]
+    found = {
+        "engine: plain": {"values": {"1": 100.0, "start": 30.0}},
+        "engine: deterministic": {"values": {"1": 80.0, "start": 40.0}},
+    }
+    assert list(summary.engine_ratios(found)) == [
+        ("engine: plain, 1", "100.0 tokens/s (1.00 x as long as plain)"),
+        ("engine: deterministic, 1", "80.0 tokens/s (1.25 x as long as plain)"),
+    ]
