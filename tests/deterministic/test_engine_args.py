@@ -32,9 +32,7 @@ def test_what_it_runs_with(dtype: str, hf_compat: bool) -> None:
 @pytest.mark.parametrize("drafts", [None, {"method": "ngram_gpu", "num_speculative_tokens": 2}])
 def test_drafts_are_checked_synchronously(drafts: dict[str, Any] | None) -> None:
     """Else tokens that are not known yet would be among those that a draft comes after."""
-    args = EngineArgs(
-        str(MODEL), dtype="bfloat16", deterministic=True, speculative_config=drafts
-    )
+    args = EngineArgs(str(MODEL), dtype="bfloat16", deterministic=True, speculative_config=drafts)
     prepare_engine_args(args, ForkFlags(deterministic=True))
     assert args.async_scheduling is (None if drafts is None else False)
 
