@@ -27,6 +27,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.bundled import BUNDLED_MODEL
 from vllm import LLM, SamplingParams
+from vllm.fork.torch_switches import with_fresh_switches
 
 NUM_TOKENS = 128
 
@@ -57,6 +58,7 @@ def engine(model: str, dtype: str, hf_compat: bool | str) -> Answer:
 
 
 def transformers(model: PreTrainedModel, batch_size: int) -> Answer:
+    @with_fresh_switches()
     @torch.inference_mode()
     def answer(prompts: Sequences) -> Sequences:
         found = []

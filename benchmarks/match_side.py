@@ -26,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 from benchmarks.match_report import KINDS
 from tests.reference import prompt_ids
 from vllm import LLM, SamplingParams
+from vllm.fork.torch_switches import use_fresh_switches
 from vllm.parity.recording import SIDES, logits_digests
 from vllm.parity.sides import FLAGS
 
@@ -53,6 +54,7 @@ def hugging_face(
     model: str, dtype: str, prompts: Sequences, num_tokens: int, trust_remote_code: bool
 ) -> Iterator[Any]:
     """Yield (kind, tokens, digests or None) of each prompt, alone in its batch."""
+    use_fresh_switches()  # this process is this side's alone
     hf: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         model, dtype=getattr(torch, dtype), trust_remote_code=trust_remote_code
     ).eval()

@@ -26,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 from benchmarks.bundled import BUNDLED_MODEL
 from tests.reference import generate, prompt_ids
 from vllm import LLM, SamplingParams
+from vllm.fork.torch_switches import with_fresh_switches
 
 PENALTIES = (1.0, 1.2)
 MAX_NEW_TOKENS = 96
@@ -33,6 +34,7 @@ MAX_NEW_TOKENS = 96
 Sequences = list[list[int]]
 
 
+@with_fresh_switches()
 def hugging_face(model: str, dtype: str, prompts: Sequences) -> dict[float, Sequences]:
     hf = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).eval()
     answers = {}

@@ -39,6 +39,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from vllm import LLM, SamplingParams
+from vllm.fork.torch_switches import with_fresh_switches
 from vllm.parity.differences import first_difference
 from vllm.parity.setting import PROMPTS as PARITY_PROMPTS
 
@@ -118,6 +119,7 @@ def load(model: str, dtype: str, cache_bytes: int | None = None) -> Sides:
     return Sides(hf, llm, AutoTokenizer.from_pretrained(model))
 
 
+@with_fresh_switches()
 def ask_hf(
     model: PreTrainedModel, prompts: Sequence[list[int]], config: GenerationConfig
 ) -> Answers:
@@ -141,6 +143,7 @@ def ask_vllm(llm: LLM, prompts: Sequence[list[int]], config: GenerationConfig) -
     return Answers([list(output.outputs[0].token_ids) for output in outputs], seconds)
 
 
+@with_fresh_switches()
 def hf_probabilities(model: PreTrainedModel, context: list[int], tokens: list[int]) -> list[float]:
     """Return the model's probability of each token after `context`, before any penalty."""
     with torch.inference_mode():

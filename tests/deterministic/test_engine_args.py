@@ -9,6 +9,7 @@ import torch
 
 from tests.engines import MODEL
 from vllm.config import VllmConfig
+from vllm.deterministic.engine_args import prepare_engine_args
 from vllm.engine.arg_utils import EngineArgs
 from vllm.fork.flags import ForkFlags
 
@@ -26,6 +27,14 @@ def test_what_it_runs_with(dtype: str, hf_compat: bool) -> None:
     assert config.model_config.enforce_eager
     assert not config.use_v2_model_runner
     assert config.model_config.dtype == getattr(torch, dtype)
+
+
+@pytest.mark.parametrize("drafts", [None, {"method": "ngram_gpu", "num_speculative_tokens": 2}])
+def test_drafts_are_checked_synchronously(drafts: dict[str, Any] | None) -> None:
+    """Else tokens that are not known yet would be among those that a draft comes after."""
+    args = EngineArgs(str(MODEL), dtype="bfloat16", deterministic=True, speculative_config=drafts)
+    prepare_engine_args(args, ForkFlags(deterministic=True))
+    assert args.async_scheduling is (None if drafts is None else False)
 
 
 def test_auto_is_the_models_own_dtype() -> None:

@@ -24,9 +24,12 @@ from distribution.tree import assembled_tree
 from tests.engines import MODEL, ROOT
 from vllm import _custom_ops
 from vllm.fork.source_kernels import operators
+from vllm.fork.torch_switches import fresh_switches
 from vllm.fork_ops.library import LIBRARY_VARIABLE, library_path
 
-_PROBE = Path(__file__).with_name("source_kernels_probe.py")
+_PROBE, _SWITCHES_PROBE = (
+    Path(__file__).with_name(f"{name}_probe.py") for name in ("source_kernels", "switches")
+)
 _REFUSED = (
     "is one of vLLM's compiled kernels, which this installation leaves out "
     "(VLLM_KERNELS=source): use a model and options that do without it, or install with "
@@ -47,16 +50,15 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return assembled_tree("cuda", link=True, kernels="source", root=root)
 
 
-def run_probe(tree: Path, **environment: str) -> dict[str, Any]:
+def run_probe(tree: Path, probe: Path = _PROBE) -> dict[str, Any]:
     names = ("VLLM_USE_V2_MODEL_RUNNER", "VLLM_USE_FLASHINFER_SAMPLER")
     variables = {name: value for name, value in os.environ.items() if name not in names}
     variables |= {
         "PYTHONPATH": str(tree),
         "VLLM_LOGGING_LEVEL": "ERROR",
         LIBRARY_VARIABLE: str(library_path()),
-        **environment,
     }
-    command = [sys.executable, str(_PROBE), str(MODEL)]
+    command = [sys.executable, str(probe), str(MODEL)]
     done = subprocess.run(
         command, env=variables, cwd=tree, capture_output=True, text=True, timeout=300
     )
@@ -116,6 +118,14 @@ def test_what_needs_a_compiled_kernel_is_refused_by_name(found: dict[str, Any]) 
     assert found["refused"] == refused
     assert found["flash"].startswith("ValueError: ")
     assert "use TRITON_ATTN, or install with VLLM_KERNELS=all" in found["flash"]
+
+
+def test_exact_mode_undoes_the_platforms_switches(tree: Path) -> None:
+    """Attention by cuDNN is off as soon as vLLM's platform is imported; `generate()` has it."""
+    found = run_probe(tree, _SWITCHES_PROBE)
+    assert found["before"]["backends.cuda.cudnn_sdp_enabled"] is False
+    assert found["computing"] == fresh_switches()
+    assert found["computing"]["backends.cuda.cudnn_sdp_enabled"] is True
 
 
 # --- operators -----------------------------------------------------------------------------------

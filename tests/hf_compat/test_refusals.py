@@ -190,6 +190,12 @@ def test_engine_arguments(arguments: dict[str, Any], sentence: str) -> None:
         LLM(str(MODEL), dtype="float32", **arguments)
 
 
+def test_exact_mode_beside_batch_invariance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    with pytest.raises(ValueError, match="does not go with VLLM_BATCH_INVARIANT=1, since that pu"):
+        LLM(str(MODEL), dtype="float32", hf_compat="exact")
+
+
 def test_a_logit_bias_that_is_no_number(engine: LLM) -> None:
     """All logits of a request with it may become NaN, of which a token would be chosen."""
     params = SamplingParams(max_tokens=2, logit_bias={7: 1.0, 5: float("nan")})

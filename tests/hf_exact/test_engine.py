@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +25,8 @@ from tests.hf_compat.test_parity import as_prompts, counter, token_ids
 from tests.reference import equal_to_the_end, generate_all
 from tests.sizes import size
 from vllm import SamplingParams
+from vllm.fork import torch_switches
+from vllm.fork.torch_switches import Switches, read_switches
 from vllm.hf_compat.answers import HFOutput
 from vllm.hf_exact.model import NO_ADAPTER
 from vllm.lora.request import LoRARequest
@@ -64,6 +70,45 @@ def test_report_of_an_engine(exact_engine: LLM) -> None:
     (row,) = report.rows
     assert (row.kind, row.count, row.has_hf_bits) == ("LlamaForCausalLM", 1, True)
     assert report.has_hf_bits
+
+
+def switches(model: Any) -> Switches:
+    """Return PyTorch's switches in the worker (with `LLM.apply_model`)."""
+    return read_switches()
+
+
+GENERATE = """
+import json, runpy, sys, torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=2)
+assert "vllm" not in sys.modules
+print(json.dumps(runpy.run_path(sys.argv[2])["read_switches"]()))
+"""
+
+
+def test_switches_are_those_of_a_process_that_generates(exact_engine: LLM) -> None:
+    """Also after an answer: nothing that vLLM imports or does later changes them."""
+    config = GenerationConfig(max_new_tokens=2)
+    exact_engine.generate({"prompt_token_ids": [5, 6, 7]}, config, use_tqdm=False)
+    command = [sys.executable, "-c", GENERATE, str(MODEL), torch_switches.__file__]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert exact_engine.apply_model(switches) == [json.loads(done.stdout.splitlines()[-1])]
+
+
+def variables(model: Any) -> dict[str, str]:
+    """Return those of the worker (with `LLM.apply_model`)."""
+    return dict(os.environ)
+
+
+def test_no_variable_of_pytorchs_libraries_is_set(exact_engine: LLM) -> None:
+    """Those of threads, of compiled code and of Triton's cache are vLLM's to choose."""
+    given = Path("/proc/self/environ").read_bytes().decode().split("\0")
+    (own,) = exact_engine.apply_model(variables)
+    prefixes = ("ATEN", "CUBLAS", "CUDNN", "DNNL", "MKL", "NVIDIA", "ONEDNN", "PYTORCH", "TORCH_")
+    new = {f"{name}={value}" for name, value in own.items() if name.startswith(prefixes)}
+    # It makes torch.cuda.is_available() ask NVML, so that it does not start CUDA.
+    assert new - {*given} <= {"PYTORCH_NVML_BASED_CUDA_CHECK=1"}
 
 
 def prompts_together(model: Any) -> bool:

@@ -69,6 +69,8 @@ def _prepare_portable(args: EngineArgs, flags: ForkFlags) -> None:
             "deterministic=True multiplies with 15 bits of each number, fewer than float32 has: "
             'use dtype="bfloat16" or dtype="float16".'
         )
+    if args.speculative_config is not None:
+        args.async_scheduling = False  # each position waits for the last one's token, on the host
     if current_platform.is_cuda():
         _choose_gpu_layers(args)
     _choose_execution(args)

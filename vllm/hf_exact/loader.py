@@ -9,11 +9,15 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from vllm.fork.torch_switches import use_fresh_switches
 from vllm.hf_numerics.attn_implementation import attn_implementation
+from vllm.logger import init_logger
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
+
+logger = init_logger(__name__)
 
 
 class ExactLoader(BaseModelLoader):
@@ -39,9 +43,15 @@ class ExactLoader(BaseModelLoader):
     def load_model(
         self, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str = ""
     ) -> nn.Module:
-        """Return the model (``BaseModelLoader.load_model``)."""
+        """Return the model (``BaseModelLoader.load_model``), in a process whose switches are
+        PyTorch's own from now on.
+
+        Raises:
+            RuntimeError: see `use_fresh_switches`.
+        """
         from vllm.hf_exact.model import ExactModel
 
+        _undo_switches()
         model = self._from_pretrained(model_config)
         return ExactModel(model.to(vllm_config.device_config.device).eval(), vllm_config).eval()
 
@@ -57,4 +67,14 @@ class ExactLoader(BaseModelLoader):
             cache_dir=self.load_config.download_dir,
             dtype=model_config.dtype,
             **arguments,
+        )
+
+
+def _undo_switches() -> None:
+    """Set PyTorch's switches as `generate()` finds them, before anything is computed."""
+    changed = use_fresh_switches()
+    if changed:
+        logger.info(
+            'hf_compat="exact": PyTorch\'s switches are set as in a fresh process: %s.',
+            ", ".join(f"{name}={value} (was {old})" for name, (old, value) in changed.items()),
         )

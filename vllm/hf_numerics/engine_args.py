@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+import vllm.envs as envs
 from vllm.fork import one_process
 from vllm.fork.decode_graphs import run_uncompiled
 from vllm.fork.model_config import config_of
@@ -203,4 +204,8 @@ def _excluded(args: EngineArgs, flags: ForkFlags) -> dict[str, tuple[bool | None
             "the model runs in one process",
         ),
         "kv_transfer_config": (args.kv_transfer_config is not None, "it keeps its own KV cache"),
+        "VLLM_BATCH_INVARIANT=1": (
+            envs.VLLM_BATCH_INVARIANT,
+            "that puts other products into PyTorch's place",
+        ),
     }

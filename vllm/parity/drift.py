@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from vllm.fork.torch_switches import with_fresh_switches
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -110,6 +112,7 @@ def _with_residual(output: Any) -> torch.Tensor | None:
     return first
 
 
+@with_fresh_switches()
 @torch.inference_mode()
 def hf_outputs(
     model: PreTrainedModel,

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from tqdm.auto import tqdm
 
+from vllm.fork.torch_switches import with_fresh_switches
 from vllm.parity import drift
 from vllm.parity.causes import likely_cause
 from vllm.parity.differences import Comparison, compare, first_difference
@@ -173,6 +174,7 @@ class _Reference:
             PADDED: drift.compare_layers(self.cached, padded),
         }
 
+    @with_fresh_switches()
     def _greedy(self) -> list[int]:
         ids = torch.tensor([self.prompt], device=self.hf.model.device)
         found = self.hf.model.generate(

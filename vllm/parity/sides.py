@@ -13,6 +13,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from vllm.fork.torch_switches import with_fresh_switches
 from vllm.hf_compat.answers import HFOutput
 from vllm.hf_compat.call import GenerateCall
 from vllm.parity.setting import Setting
@@ -54,7 +55,8 @@ class Answer:
 
 
 class HuggingFace:
-    """A model in Transformers, as `generate()` runs it.
+    """A model in Transformers, as `generate()` runs it in a process without vLLM, whose import
+    changes switches of PyTorch.
 
     Args:
         setting: what is compared.
@@ -77,6 +79,7 @@ class HuggingFace:
         """Return the token ids of each prompt."""
         return [self.tokenizer(text)["input_ids"] for text in self.setting.prompts]
 
+    @with_fresh_switches()
     @torch.inference_mode()
     def answers(self) -> list[Answer]:
         """Answer each prompt alone in its batch."""
