@@ -47,8 +47,7 @@ def _self_check_text() -> str:
 def _answers_text() -> str:
     """Return the answers of an attached model that GPUs are held to."""
     found = {
-        dtype: [asdict(one) for one in model_bits.by_generate(dtype, "cpu", [])]
-        for dtype in model_bits.DTYPES
+        dtype: [asdict(one) for one in model_bits.answers(dtype)] for dtype in model_bits.DTYPES
     }
     return json.dumps(found) + "\n"
 

@@ -64,7 +64,7 @@ def make_image(python: str) -> None:
 
 
 def copy_tree(folder: Path) -> Path:
-    """Copy all files that would travel: tracked ones, new ones that are not ignored, the archive."""
+    """Copy all files that would travel: tracked and new ones, and the archive."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, check=True, capture_output=True, text=True,
@@ -85,7 +85,10 @@ def run_offline(folder: Path, out: Path, *command: str, **more: str) -> int:
         "PYTHON": str(IMAGE / "bin" / "python3"),
         "PYTHONPATH": f"{folder / 'build/gpu/site'}:{folder}",
         "OUT": str(out),
-        **{"DEVICE": "cpu", "SHAPE": "tiny", "SLOWER": SLOWER, "SECONDS_IN_ALL": "3600"},
+        "DEVICE": "cpu",
+        "SHAPE": "tiny",
+        "SLOWER": SLOWER,
+        "SECONDS_IN_ALL": "3600",
         **more,
     }
     # The new network has a loopback that is down; engines talk over it.
@@ -153,8 +156,8 @@ def faulty(folder: Path, out: Path) -> Iterator[str]:
         yield "the call with a wrong bit ended with status 0"
     limit = "it was ended at its limit"
     faults = {"times": "SIGABRT", "bits: attached model": limit, "bits: shapes": "rows: gated"}
-    faults |= {name: "a disk error" for name in ("generate", "generate without cudnn")}
-    faults |= {name: limit for name in ("bits: engine", "bits: engine with graphs")}
+    faults |= dict.fromkeys(("generate", "generate without cudnn"), "a disk error")
+    faults |= dict.fromkeys(("bits: engine", "bits: engine with graphs"), limit)
     yield from otherwise(steps_of(folder), faults)
 
 
@@ -163,8 +166,10 @@ def without_a_wheel(folder: Path, out: Path) -> Iterator[str]:
     repack(folder, lambda name, read: None if name.startswith("msgspec") else read())
     run_offline(folder, out, "benchmarks/gpu/run.sh", "1")
     lacking = ("bits: start", "bits: operations", "bits: shapes", "bits: draws", "times")
-    faults = {name: "No module named 'msgspec'" for name in (*lacking, "bits: attached model")}
-    others = {name: "msgspec" for name in steps_of(folder) if name.startswith(("engine", "bits: e"))}
+    faults = dict.fromkeys((*lacking, "bits: attached model"), "No module named 'msgspec'")
+    others = {
+        name: "msgspec" for name in steps_of(folder) if name.startswith(("engine", "bits: e"))
+    }
     others |= dict.fromkeys(("hf_compat", "bits: start with mma", "bits: start in turn"), "msgspec")
     yield from otherwise(steps_of(folder), faults | others)
 

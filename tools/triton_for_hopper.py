@@ -21,17 +21,17 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "fork"))
 
-import faked_gpu  # noqa: E402, F401  # isort: skip  # before anything asks for the platform
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.runtime import driver  # noqa: E402
+import faked_gpu  # noqa: F401  # isort: skip  # before anything asks for the platform
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
 
-from vllm.model_executor.determinism import batch_invariant  # noqa: E402
-from vllm.v1.attention.ops.triton_reshape_and_cache_flash import (  # noqa: E402
+from vllm.model_executor.determinism import batch_invariant
+from vllm.v1.attention.ops.triton_reshape_and_cache_flash import (
     triton_reshape_and_cache_flash,
 )
-from vllm.v1.attention.ops.triton_unified_attention import unified_attention  # noqa: E402
-from vllm.v1.sample.ops.topk_topp_triton import apply_top_k_top_p_triton  # noqa: E402
-from vllm.v1.worker.block_table import BlockTable  # noqa: E402
+from vllm.v1.attention.ops.triton_unified_attention import unified_attention
+from vllm.v1.sample.ops.topk_topp_triton import apply_top_k_top_p_triton
+from vllm.v1.worker.block_table import BlockTable
 
 SHARED_BYTES = 232_448
 """That a block of threads may have on compute capability 9.0 (CUDA's programming guide)."""
@@ -148,9 +148,11 @@ STARTED: dict[str, Callable[[], None]] = {
 def main() -> None:
     hopper = Hopper()
     driver.set_active(hopper)
-    properties = SimpleNamespace(shared_memory_per_block_optin=SHARED_BYTES, multi_processor_count=132)
-    torch.cuda.get_device_properties = lambda *_: properties
-    torch.cuda.get_device_capability = lambda *_: (9, 0)
+    cuda: Any = torch.cuda
+    cuda.get_device_properties = lambda *_: SimpleNamespace(
+        shared_memory_per_block_optin=SHARED_BYTES, multi_processor_count=132
+    )
+    cuda.get_device_capability = lambda *_: (9, 0)
     failed = []
     for what, run in STARTED.items():
         begin = time.perf_counter()

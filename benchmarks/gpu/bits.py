@@ -16,6 +16,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ SHAPES_FILE = Path(__file__).resolve().parents[2] / "build" / "gpu" / "site" / "
 MOST_EXPLAINED = 2
 """Groups that are computed on the CPU, too, to see which elements differ."""
 
-Compute = Callable[[str], dict[str, torch.Tensor]]
+Computed = dict[str, torch.Tensor]
+Compute = Callable[[str], Computed]
 """Computes the results of a group on a device, by their names."""
 
 
@@ -81,13 +83,12 @@ class Count:
 def start(count: Count, device: str) -> None:
     """A group's tensors have one digest together."""
     for group, expected in self_check.EXPECTED.items():
+        count.compare(group, device, {"bytes": expected}, partial(_bytes_of, group))
 
-        def compute(where: str, group: str = group) -> dict[str, torch.Tensor]:
-            ((_, tensors),) = self_check.answers(where, [group])
-            raw = [one.cpu().contiguous().flatten().view(torch.uint8) for one in tensors]
-            return {"bytes": torch.cat(raw)}
 
-        count.compare(group, device, {"bytes": expected}, compute)
+def _bytes_of(group: str, device: str) -> Computed:
+    ((_, tensors),) = self_check.answers(device, [group])
+    return {"bytes": torch.cat([one.cpu().flatten().view(torch.uint8) for one in tensors])}
 
 
 def operations(count: Count, device: str) -> None:
@@ -103,10 +104,11 @@ def shapes(count: Count, device: str, file: Path = SHAPES_FILE) -> None:
     """All groups of `cases`."""
     kept = json.loads(file.read_text())
     for group, compute in cases.groups(kept["model"]).items():
-        count.compare(
-            group, device, kept["digests"][group],
-            lambda where, compute=compute: dict(compute(self_check.Numbers(where))),
-        )  # fmt: skip
+        count.compare(group, device, kept["digests"][group], partial(_computed, compute))
+
+
+def _computed(compute: Callable[[self_check.Numbers], cases.Results], device: str) -> Computed:
+    return dict(compute(self_check.Numbers(device)))
 
 
 def torch_draws(count: Count, device: str) -> None:

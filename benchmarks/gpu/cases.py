@@ -63,9 +63,7 @@ def products(name: str, matrix: str, numbers: Numbers) -> Results:
                 yield f"{title}, {rows}", product
 
 
-def makers(
-    matrix: str, weight: PackedWeight
-) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+def makers(matrix: str, weight: PackedWeight) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
     """Return what makes the rows of a product, by its name."""
     made: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"numbers": lambda x: x}
     if matrix in ("qkv", "gate_up"):
@@ -157,7 +155,8 @@ def vocabulary(name: str, numbers: Numbers) -> Results:
 def groups(name: str) -> dict[str, Callable[[Numbers], Results]]:
     """Return what computes each group of results of a model, see `SHAPES`."""
     return {
-        **{f"products, {one}": partial(products, name, one) for one in (*linear_shapes(name), "gate")},
+        **{f"products, {one}": partial(products, name, one) for one in linear_shapes(name)},
+        "products, gate": partial(products, name, "gate"),
         **{f"attention, {one}": partial(attention, name, one) for one in REQUESTS},
         "rows": partial(rows, name),
         "vocabulary": partial(vocabulary, name),

@@ -61,4 +61,3 @@ def _first_places(differs: torch.Tensor) -> list[list[int]]:
         if len(found) == MOST_ELEMENTS:
             break
     return torch.stack(torch.unravel_index(found, differs.shape), dim=1).tolist()
-

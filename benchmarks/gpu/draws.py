@@ -59,4 +59,3 @@ def penalties(device: torch.device) -> Found:
             factors = torch.full((6,), penalty, device=device)
             fork_ops.apply_repetition_penalty(logits, seen, slots, factors)
             yield f"penalty {penalty}, {vocabulary}", logits, expected
-

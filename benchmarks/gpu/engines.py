@@ -82,9 +82,7 @@ def start(mode: str, shape: str) -> Answer:
         )  # fmt: skip
 
     def answer(asked: list[list[int]], tokens: int) -> int:
-        params = SamplingParams(
-            max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False
-        )
+        params = SamplingParams(max_tokens=tokens, temperature=0, ignore_eos=True, detokenize=False)
         given: Any = [{"prompt_token_ids": prompt} for prompt in asked]
         outputs = llm.generate(given, params, use_tqdm=False)
         return sum(len(output.outputs[0].token_ids) for output in outputs)

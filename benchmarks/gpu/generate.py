@@ -67,7 +67,7 @@ def main() -> None:
         torch.backends.cuda.enable_cudnn_sdp(False)
     model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=getattr(torch, options.dtype))
     model.to(options.device).eval()
-    kept = {}
+    kept: dict[str, Any] = {}
     for way in WAYS:
         for number, prompt in enumerate(prompt_ids()):
             tokens, logits = answer(model, prompt, way)

@@ -1,7 +1,6 @@
 """The bits of a whole model's logits on a device, against those that a CPU has recorded.
 
     python -m benchmarks.gpu.model_bits attached --dtype bfloat16 --device cuda
-    python -m benchmarks.gpu.model_bits --record        on a CPU: writes expected.json
 
 The bundled model in deterministic mode answers 8 prompts with 256 greedy tokens. expected.json has
 the tokens, and for each 32 of them a digest of all their logits; the bits depend on the model and
@@ -19,7 +18,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -98,6 +97,12 @@ def generate(model: Any, prompt: Sequence[int]) -> Answer:
     return Answer(done.sequences[0, len(prompt) :].tolist(), block_digests(logits))
 
 
+def answers(dtype: str) -> list[Answer]:
+    """Answer the prompts on this machine's CPU."""
+    model = attached_model(dtype, "cpu")
+    return [generate(model, prompt) for prompt in prompt_ids()]
+
+
 def by_attached(dtype: str, device: str, expected: list[Answer]) -> list[Answer]:
     """Read all prompts with the expected answers."""
     model = attached_model(dtype, device)
@@ -119,8 +124,8 @@ def by_engine(
         flat_logprobs=True,
     )  # fmt: skip
     given: Any = [{"prompt_token_ids": prompt} for prompt in prompt_ids()]
-    answers = [one.outputs[0] for one in llm.generate(given, params, use_tqdm=False)]
-    return [Answer(list(one.token_ids), block_digests(rows_of(one.logprobs))) for one in answers]
+    found = [one.outputs[0] for one in llm.generate(given, params, use_tqdm=False)]
+    return [Answer(list(one.token_ids), block_digests(rows_of(one.logprobs))) for one in found]
 
 
 def by_graphs(dtype: str, device: str, expected: list[Answer]) -> list[Answer]:
@@ -160,32 +165,17 @@ def expected_answers(dtype: str) -> list[Answer]:
     return [Answer(**one) for one in json.loads(EXPECTED.read_text())[dtype]]
 
 
-def record() -> None:
-    """Write expected.json with the answers of this machine's CPU."""
-    found = {}
-    for dtype in DTYPES:
-        model = attached_model(dtype, "cpu")
-        found[dtype] = [asdict(generate(model, prompt)) for prompt in prompt_ids()]
-    EXPECTED.write_text(json.dumps(found) + "\n")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("way", choices=WAYS, nargs="?")
+    parser.add_argument("way", choices=WAYS)
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--record", action="store_true", help="write expected.json instead")
     options = parser.parse_args()
-    if options.record:
-        record()
-    elif options.way is None:
-        parser.error("name a way to compute the logits, or --record")
-    else:
-        expected = expected_answers(options.dtype)
-        found = WAYS[options.way](options.dtype, options.device, expected)
-        values = compared(dict(named(expected)), dict(named(found)))
-        print(json.dumps(values))
-        sys.exit(values["equal"] != values["of"])
+    expected = expected_answers(options.dtype)
+    found = WAYS[options.way](options.dtype, options.device, expected)
+    values = compared(dict(named(expected)), dict(named(found)))
+    print(json.dumps(values))
+    sys.exit(values["equal"] != values["of"])
 
 
 if __name__ == "__main__":

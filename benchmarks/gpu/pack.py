@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import compileall
 import importlib.util
-import json
 import os
 import py_compile
 import shutil
@@ -121,7 +120,9 @@ def unpack() -> None:
         ValueError: it is not there or for another Python, or this one lacks a package.
     """
     if not ARCHIVE.exists():
-        raise ValueError(f"{ARCHIVE.relative_to(ROOT)} is not there: make it, see benchmarks.gpu.pack.")
+        raise ValueError(
+            f"{ARCHIVE.relative_to(ROOT)} is not there: make it, see benchmarks.gpu.pack."
+        )
     packed = (ARCHIVE.parent / "python.txt").read_text()
     if packed != version():
         raise ValueError(

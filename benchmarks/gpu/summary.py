@@ -92,12 +92,9 @@ def cell(step: dict[str, Any]) -> str:
         text += f"; not {', '.join(names[:MOST_NAMES])}{' ...' if len(names) > MOST_NAMES else ''}"
     if "during" in values:
         text += f"; ended during {values['during']}"
-    return text if step["status"] in ("0", "1") and not _crashed(step) else f"{text}; {step['error']}"
-
-
-def _crashed(step: dict[str, Any]) -> bool:
-    """Whether a process with status 1 ended by an error and not by its count."""
-    return step["status"] == "1" and "during" in step["values"]
+    is_whole = "during" not in values
+    has_counted = step["status"] == "1" and is_whole and values["equal"] != values["of"]
+    return text if step["status"] == "0" or has_counted else f"{text}; {step['error']}"
 
 
 def ratios(times: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -108,7 +105,10 @@ def ratios(times: dict[str, Any]) -> Iterator[tuple[str, str]]:
         layer = [found.get(f"products: {matrix}, {rows}", {}) for matrix in MATRICES]
         if all("torch" in one for one in layer):
             ours, theirs = (sum(one[side] for one in layer) for side in ("portable", "torch"))
-            yield f"a layer's products / cuBLAS, rows: {rows}", f"{ours / theirs:.2f} ({ours:.0f} us)"
+            yield (
+                f"a layer's products / cuBLAS, rows: {rows}",
+                f"{ours / theirs:.2f} ({ours:.0f} us)",
+            )
     for name, one in found.items():
         if name.startswith("attention: ") and "portable" in one:
             rivals = [f"{one['portable'] / one[rival]:.2f} / {rival}" for rival in one

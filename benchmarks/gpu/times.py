@@ -119,7 +119,8 @@ def compare(
 ) -> dict[str, Any]:
     """Return the medians of all sides' times, in turns, after a check that they compute the same.
 
-    With 0 rounds each side computes once, so that a profiler sees it. What goes wrong is returned as {"failure": a sentence}: other shapes may be timed.
+    With 0 rounds each side computes once, so that a profiler sees it. What goes wrong is returned
+    as {"failure": a sentence}: other shapes may be timed.
     """
     try:
         ours, *others = (side(0).float() for side in sides.values())
@@ -257,7 +258,9 @@ def main() -> None:
     options = parser.parse_args()
     found: dict[str, Any] = {}
     for what in options.what:
-        timed = WHAT[what](options.shape, torch.device(options.device), options.rounds, options.rows)
+        timed = WHAT[what](
+            options.shape, torch.device(options.device), options.rounds, options.rows
+        )
         for shape, times in timed:
             found[f"{what}: {shape}"] = times
             print(json.dumps(found), flush=True)

@@ -55,13 +55,17 @@ ELSEWHERE = {
     "python -m tools.digests --write": (
         "tests/structure/test_digests.py::test_the_committed_digests_stay"
     ),
-    "python -m benchmarks.gpu.pack --python 3.12": (
-        "tests/benchmarks/gpu/test_pack.py::test_upstreams_package_travels_without_what_is_compiled"
+    "python3.12 -m venv build/gpu/image && build/gpu/image/bin/pip install -r "
+    "benchmarks/gpu/image.txt": "is 5 GB of downloads, which tools/gpu_rehearsal.py does",
+    "build/gpu/image/bin/python -m benchmarks.gpu.pack": (
+        "tests/benchmarks/gpu/test_pack.py::test_what_is_unpacked_is_what_was_packed"
     ),
-    "benchmarks/gpu/run.sh plan": (
-        "tests/benchmarks/gpu/test_schedule.py::test_the_plan_is_printed_without_a_gpu"
+    "benchmarks/gpu/run.sh 1": (
+        "tests/benchmarks/gpu/test_run.py::test_a_call_whose_bits_are_all_equal_leads_to_the_second"
     ),
-    "benchmarks/gpu/run.sh": "needs a GPU",
+    "benchmarks/gpu/run.sh 2": (
+        "tests/benchmarks/gpu/test_run.py::test_a_call_whose_bits_are_all_equal_leads_to_the_second"
+    ),
     "vllm serve models/tiny-python-llama --hf-compat --dtype float32 --served-model-name tiny "
     "--enable-lora --max-lora-rank 8 --lora-modules mine=build/docs/adapters/lora": LORA,
     "curl -s localhost:8000/v1/completions -H 'Content-Type: application/json' "

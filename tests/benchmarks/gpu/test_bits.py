@@ -19,6 +19,7 @@ from tests.emulated_gpu.device import emulated_gpu
 from tests.engines import ROOT
 from vllm.deterministic import self_check
 from vllm.deterministic.self_check import EXPECTED
+from vllm.fork_ops.portable_product import portable_product
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
@@ -99,7 +100,7 @@ def test_shapes_find_what_differs(monkeypatch: pytest.MonkeyPatch, kept_shapes: 
     count = bits.Count()
     bits.shapes(count, "cpu", kept_shapes)
     assert count.values["equal"] == count.values["of"] >= 30
-    really = cases.portable_product
+    really = portable_product
 
     def wrong(x: torch.Tensor, weight: Any, **more: Any) -> torch.Tensor:
         product = really(x, weight, **more)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,12 +58,20 @@ class Call:
         python = folder / "python"
         python.write_text(PRETENDS.format(python=sys.executable))
         python.chmod(0o755)
-        environment = {"PATH": os.environ["PATH"], "PYTHON": str(python), "OUT": str(folder / "out")}
+        environment = {
+            "PATH": os.environ["PATH"],
+            "PYTHON": str(python),
+            "OUT": str(folder / "out"),
+        }
         done = subprocess.run(
             [str(folder / "benchmarks/gpu/run.sh"), number], stdin=subprocess.DEVNULL, text=True,
             env={**environment, "FAULTS": json.dumps(faults), **more}, capture_output=True,
         )  # fmt: skip
-        self.status, self.lines, self.errors = done.returncode, done.stdout.splitlines(), done.stderr
+        self.status, self.lines, self.errors = (
+            done.returncode,
+            done.stdout.splitlines(),
+            done.stderr,
+        )
 
     @property
     def calls(self) -> list[str]:
@@ -133,7 +142,9 @@ def test_another_call_is_refused(tmp_path: Path, number: str) -> None:
 
 def test_times_are_told_as_ratios() -> None:
     """2 is twice as long as PyTorch's."""
-    times = {f"products: {name}, 8": {"portable": 3.0, "torch": 2.0} for name in summary.MATRICES}
+    times: dict[str, dict[str, Any]] = {
+        f"products: {name}, 8": {"portable": 3.0, "torch": 2.0} for name in summary.MATRICES
+    }
     times["attention: prompt, 2048"] = {"portable": 9.0, "cudnn": 3.0, "flash": 4.5}
     times["attention: decode, 8 x 2048"] = {"failure": "RuntimeError: no kernel"}
     assert list(summary.ratios(times)) == [
@@ -141,7 +152,7 @@ def test_times_are_told_as_ratios() -> None:
         ("attention: prompt, 2048", "3.00 / cudnn, 2.00 / flash (9 us)"),
         ("attention: decode, 8 x 2048", "RuntimeError: no kernel"),
     ]
-    found = {
+    found: dict[str, dict[str, Any]] = {
         "engine: plain": {"values": {"1": 100.0, "start": 30.0}},
         "engine: deterministic": {"values": {"1": 80.0, "start": 40.0}},
     }

@@ -158,7 +158,8 @@ def apply_repetition_penalties_(
 
 def shared_memory_per_block(device_id: int) -> int:
     """Return the bytes of shared memory that a block of threads may ask for on a GPU."""
-    return int(torch.cuda.get_device_properties(device_id).shared_memory_per_block_optin)
+    properties: Any = torch.cuda.get_device_properties(device_id)
+    return int(properties.shared_memory_per_block_optin)
 
 
 def supports_no_capability(cuda_device_capability: int) -> bool:
