@@ -19,6 +19,7 @@ else()
 endif()
 
 target_sources(_fork_C PRIVATE
+  csrc/bindings/launches_cuda.cpp
   csrc/bindings/portable_attention_cuda.cpp
   csrc/bindings/portable_logits_cuda.cpp
   csrc/bindings/portable_product_cuda.cpp
@@ -29,6 +30,7 @@ target_sources(_fork_C PRIVATE
   csrc/cuda/attention/prompt_attention.cu
   csrc/cuda/rows/functions.cu
   csrc/cuda/logits/logits.cu
+  csrc/cuda/primitives/launch.cu
   csrc/cuda/rows/norm.cu
   csrc/cuda/product/product.cu
   csrc/cuda/rows/rotary.cu
