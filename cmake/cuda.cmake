@@ -28,6 +28,9 @@ target_sources(_fork_C PRIVATE
   csrc/cuda/attention/attention.cu
   csrc/cuda/attention/cache.cu
   csrc/cuda/attention/prompt_attention.cu
+  csrc/cuda/attention/prompt_attention_64.cu
+  csrc/cuda/attention/prompt_attention_adjusted.cu
+  csrc/cuda/attention/prompt_attention_adjusted_64.cu
   csrc/cuda/rows/functions.cu
   csrc/cuda/logits/logits.cu
   csrc/cuda/primitives/launch.cu

@@ -35,6 +35,7 @@ _SOURCES = (
     *("bindings/portable_checks.cpp", "bindings/portable_product_checks.cpp"),
     *("bindings/schemas.cpp", "cpu/product/pack_weight.cpp"),
     *(f"cuda/attention/{name}.cu" for name in ("attention", "cache", "prompt_attention")),
+    *(f"cuda/attention/prompt_attention_{name}.cu" for name in ("64", "adjusted", "adjusted_64")),
     "cuda/logits/logits.cu",
     *(
         "cuda/product/product.cu",
