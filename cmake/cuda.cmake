@@ -19,6 +19,7 @@ else()
 endif()
 
 target_sources(_fork_C PRIVATE
+  csrc/bindings/launches_cuda.cpp
   csrc/bindings/portable_attention_cuda.cpp
   csrc/bindings/portable_logits_cuda.cpp
   csrc/bindings/portable_product_cuda.cpp
@@ -27,8 +28,12 @@ target_sources(_fork_C PRIVATE
   csrc/cuda/attention/attention.cu
   csrc/cuda/attention/cache.cu
   csrc/cuda/attention/prompt_attention.cu
+  csrc/cuda/attention/prompt_attention_64.cu
+  csrc/cuda/attention/prompt_attention_adjusted.cu
+  csrc/cuda/attention/prompt_attention_adjusted_64.cu
   csrc/cuda/rows/functions.cu
   csrc/cuda/logits/logits.cu
+  csrc/cuda/primitives/launch.cu
   csrc/cuda/rows/norm.cu
   csrc/cuda/product/product.cu
   csrc/cuda/rows/rotary.cu

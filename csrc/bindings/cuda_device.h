@@ -16,6 +16,7 @@
 #include <optional>
 
 #include "bindings/argument_checks.h"
+#include "cuda/primitives/known_facts.h"
 
 namespace vllm_fork {
 
@@ -31,6 +32,9 @@ inline cudaStream_t current_stream(const Tensor& tensor) {
   return static_cast<cudaStream_t>(stream);
 }
 
+// The number of the tensor's GPU.
+inline int gpu_of(const Tensor& tensor) { return tensor.get_device_index(); }
+
 // Memory for the kernels that an op launches. It may let go of it then: torch gives it to nothing
 // but what comes later in the stream.
 inline Tensor new_workspace(const Tensor& like, int64_t count,
@@ -40,11 +44,30 @@ inline Tensor new_workspace(const Tensor& like, int64_t count,
 
 #endif
 
-// What the runtime says of a device.
-inline int64_t attribute_of(const Tensor& tensor, cudaDeviceAttr name) {
-  int value = 0;
-  STD_CUDA_CHECK(cudaDeviceGetAttribute(&value, name, tensor.get_device_index()));
-  return value;
+// What ops have to know of a GPU.
+struct GpuFacts {
+  int64_t major;  // of its compute capability
+  int64_t multiprocessors;
+  int64_t shared_bytes;  // of a multiprocessor
+};
+
+// Of the tensor's GPU: the runtime is asked once for each.
+inline GpuFacts facts_of(const Tensor& tensor) {
+  static KnownFacts<int, std::optional<GpuFacts>> facts;
+  const int gpu = gpu_of(tensor);
+  return facts.with(gpu, [gpu](std::optional<GpuFacts>& known) {
+    const auto ask = [gpu](cudaDeviceAttr name) {
+      int value = 0;
+      STD_CUDA_CHECK(cudaDeviceGetAttribute(&value, name, gpu));
+      return int64_t{value};
+    };
+    if (!known) {
+      known = GpuFacts{ask(cudaDevAttrComputeCapabilityMajor),
+                       ask(cudaDevAttrMultiProcessorCount),
+                       ask(cudaDevAttrMaxSharedMemoryPerMultiprocessor)};
+    }
+    return *known;
+  });
 }
 
 // An argument beside the one whose device is taken.

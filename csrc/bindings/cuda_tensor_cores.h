@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdlib>
+#include <optional>
 #include <string>
 
+#include "bindings/cuda_device.h"
 #include "cuda/primitives/tensor_cores.h"
 #include "cuda/product/product.h"
 
@@ -16,16 +18,16 @@ inline const std::string& asked_tensor_cores() {
   return asked;
 }
 
-// Of the current GPU. Asked once: all of one generation have the same code.
-inline bool has_warpgroups(int64_t major) {
-  if (major != kHopper) return false;
-  static const bool has = has_warpgroup_products();
-  return has;
-}
-
-// Of the current GPU, whose compute capability is given.
-inline TensorCores tensor_cores_of(int64_t major) {
-  return choose_tensor_cores(major, has_warpgroups(major), asked_tensor_cores());
+// Of the tensor's GPU, which is the current one: asked once for each.
+inline TensorCores tensor_cores_of(const Tensor& tensor) {
+  static KnownFacts<int, std::optional<TensorCores>> chosen;
+  return chosen.with(gpu_of(tensor), [&tensor](std::optional<TensorCores>& cores) {
+    if (cores) return *cores;
+    const int64_t major = facts_of(tensor).major;
+    const bool has_warpgroups = major == kHopper && has_warpgroup_products();
+    cores = choose_tensor_cores(major, has_warpgroups, asked_tensor_cores());
+    return *cores;
+  });
 }
 
 }  // namespace vllm_fork

@@ -80,12 +80,6 @@ const float* floats_of(const std::optional<Tensor>& tensor) {
   return tensor ? tensor->const_data_ptr<float>() : nullptr;
 }
 
-// Whether the current GPU, the tensor's, multiplies as the kernel of prompts does.
-bool has_warpgroups(const Tensor& tensor) {
-  const int64_t major = attribute_of(tensor, cudaDevAttrComputeCapabilityMajor);
-  return tensor_cores_of(major) == TensorCores::kInt8Warpgroups;
-}
-
 PagedAttention task_of(const AttentionArguments& a) {
   return {rows_of(a.query),
           a.result.data_ptr(),
@@ -103,7 +97,7 @@ PagedAttention task_of(const AttentionArguments& a) {
           a.window,
           floats_of(a.slopes),
           floats_of(a.sinks),
-          has_warpgroups(a.query)};
+          tensor_cores_of(a.query) == TensorCores::kInt8Warpgroups};  // as in prompts
 }
 
 void check_arguments(const AttentionArguments& a) {

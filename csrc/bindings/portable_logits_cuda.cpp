@@ -23,8 +23,7 @@ struct SharedRows {
   Tensor memory;
 
   explicit SharedRows(const Tensor& logits)
-      : parts(choose_row_parts(rows_of(logits),
-                               attribute_of(logits, cudaDevAttrMultiProcessorCount))),
+      : parts(choose_row_parts(rows_of(logits), facts_of(logits).multiprocessors)),
         memory(torch::stable::new_empty(logits, {logits.size(0), 2, parts}, ScalarType::Long)) {}
 
   RowParts pointers() const { return {parts, memory.data_ptr()}; }

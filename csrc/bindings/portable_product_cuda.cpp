@@ -24,11 +24,11 @@ using torch::stable::Device;
 
 // The tensor's GPU is the current one.
 Multiprocessors multiprocessors_of(const Tensor& tensor) {
-  const int64_t major = attribute_of(tensor, cudaDevAttrComputeCapabilityMajor);
+  const GpuFacts gpu = facts_of(tensor);
   return {
-      .count = attribute_of(tensor, cudaDevAttrMultiProcessorCount),
-      .shared_bytes = attribute_of(tensor, cudaDevAttrMaxSharedMemoryPerMultiprocessor),
-      .cores = tensor_cores_of(major),
+      .count = gpu.multiprocessors,
+      .shared_bytes = gpu.shared_bytes,
+      .cores = tensor_cores_of(tensor),
       .splits = 0,
   };
 }

@@ -58,6 +58,7 @@ STABLE_TORCH_LIBRARY(vllm_fork, library) {
       "int outputs, int inputs, int segments, ScalarType dtype) -> Tensor");
   library.def("sum_partials(Tensor partials, Tensor? bias, ScalarType dtype) -> Tensor");
   library.def("cpu_isa() -> str");
+  library.def("dependent_launches(Tensor like) -> str");
   library.def("portable_map(Tensor x, str function) -> Tensor");
   library.def("portable_gated(Tensor x, str function) -> Tensor");
   library.def(

@@ -50,20 +50,19 @@ inline torch::stable::Tensor new_workspace(const torch::stable::Tensor& like, in
 #undef STD_CUDA_CHECK
 #define STD_CUDA_CHECK(call) ::vllm_fork::emulation::check_launch(call)
 
-// A GPU with few multiprocessors, so that small products are of several kinds of parts, too. Its
-// compute capability is 8, or what VLLM_FORK_EMULATED_CAPABILITY says.
+// GPUs with few multiprocessors, so that small products are of several kinds of parts, too. The number
+// of one is its compute capability.
 enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMajor,
   cudaDevAttrMultiProcessorCount,
   cudaDevAttrMaxSharedMemoryPerMultiprocessor,
 };
 
-inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  const char* capability = std::getenv("VLLM_FORK_EMULATED_CAPABILITY");
+inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int gpu) {
   constexpr int kMultiprocessors = 8;
   switch (attribute) {
     case cudaDevAttrComputeCapabilityMajor:
-      *value = capability == nullptr ? 8 : std::atoi(capability);
+      *value = gpu;
       break;
     case cudaDevAttrMultiProcessorCount:
       *value = kMultiprocessors;
@@ -73,6 +72,16 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
   }
   return cudaSuccess;
 }
+
+namespace vllm_fork {
+
+// 8, or what VLLM_FORK_EMULATED_CAPABILITY says.
+inline int gpu_of(const torch::stable::Tensor&) {
+  const char* capability = std::getenv("VLLM_FORK_EMULATED_CAPABILITY");
+  return capability == nullptr ? 8 : std::atoi(capability);
+}
+
+}  // namespace vllm_fork
 
 // STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CUDA, ...) then registers for the CPU. The headers above,
 // which use the word, are all behind us.

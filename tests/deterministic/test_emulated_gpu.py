@@ -28,6 +28,7 @@ from vllm.deterministic import attach
 from vllm.deterministic.sampler import PortableSampler
 from vllm.deterministic.self_check import EXPECTED, digests
 from vllm.fork.speculation import DraftChecker
+from vllm.fork_ops.dependent_launches import dependent_launches
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
@@ -64,6 +65,11 @@ def test_the_start_up_check_of_a_hopper(monkeypatch: pytest.MonkeyPatch) -> None
     name = "products of many rows that were just computed"
     with emulated_gpu():
         assert dict(digests(GPU, [name])) == {name: EXPECTED[name]}
+
+
+def test_kernels_begin_early() -> None:
+    with emulated_gpu():
+        assert dependent_launches(GPU) == "on"
 
 
 @pytest.mark.parametrize("case", PRODUCTS)

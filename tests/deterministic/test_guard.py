@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
 import torch
 
+from tests.structure.imports import imports_of, modules
+from vllm.deterministic import guard
 from vllm.deterministic.guard import (
     InexactOperationError,
     only_exact_operations,
@@ -116,3 +119,37 @@ def test_the_submodule_is_named() -> None:
         only_exact_operations_of(model),
     ):
         model(X)
+
+
+def operators_with_tensors() -> set[str]:
+    """Return the names of the fork's registered operators that take or return tensors."""
+    names = (name.partition("::") for name in torch._C._dispatch_get_all_op_names())
+    own = {name.partition(".")[0] for namespace, _, name in names if namespace == "vllm_fork"}
+    schemas = {name: str(getattr(torch.ops.vllm_fork, name).default._schema) for name in own}
+    return {name for name, schema in schemas.items() if "Tensor" in schema}
+
+
+def operators_of_deterministic_layers() -> set[str]:
+    """Return those that are named in modules of fork_ops which deterministic mode imports.
+
+    Where an operator may make digits beside its result, its name alone is there.
+    """
+    known = modules()
+    reached = {name for name in known if name.startswith("vllm.deterministic.")}
+    waiting = list(reached)
+    while waiting:
+        new = {one for one in imports_of(waiting.pop(), known) if "fork_ops." in one} - reached
+        reached |= new
+        waiting += new
+    texts = [known[name].read_text() for name in reached if "fork_ops." in name]
+    words = {word for text in texts for word in re.findall(r"\w+", text)}
+    return operators_with_tensors() & {made for w in words for made in (w, f"{w}_digits")}
+
+
+def test_every_operator_of_deterministic_layers_passes() -> None:
+    """Those of GPUs, too, which no layer calls here."""
+    called = operators_of_deterministic_layers()
+    on_gpus = {"portable_rotate_append", "portable_attention_digits", "portable_norm_digits"}
+    assert on_gpus | {"portable_product", "portable_decoder_layers"} <= called
+    assert not {"decoder_rows", "paged_sdpa", "rms_norm_rounded"} & called
+    assert {f"vllm_fork::{name}" for name in called} == guard._PORTABLE

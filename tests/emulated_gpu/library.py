@@ -24,16 +24,18 @@ EMULATED = (
     *("portable_norm_digits", "portable_rotary_table", "portable_rotate", "portable_append"),
     *("portable_rotate_append", "portable_attention", "portable_attention_digits"),
     *("portable_log_softmax", "portable_argmax", "portable_top_k", "portable_filter"),
-    "portable_draw",
+    *("portable_draw", "dependent_launches"),
 )
 """Names of the ops."""
 
 _SOURCES = (
     *(str(HERE / f"{name}.cpp") for name in ("guard", "launches")),
+    "bindings/launches_cuda.cpp",
     *(f"bindings/portable_{name}_cuda.cpp" for name in ("attention", "logits", "product", "rows")),
     *("bindings/portable_checks.cpp", "bindings/portable_product_checks.cpp"),
     *("bindings/schemas.cpp", "cpu/product/pack_weight.cpp"),
     *(f"cuda/attention/{name}.cu" for name in ("attention", "cache", "prompt_attention")),
+    *(f"cuda/attention/prompt_attention_{name}.cu" for name in ("64", "adjusted", "adjusted_64")),
     "cuda/logits/logits.cu",
     *(
         "cuda/product/product.cu",

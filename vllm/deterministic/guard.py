@@ -45,9 +45,10 @@ _ROUNDED_ONCE = ("add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_")
 _SPECIFIED = """
     portable_map portable_gated portable_norm portable_map_digits portable_gated_digits
     portable_norm_digits portable_rotary_frequencies portable_rotary_table portable_rotate
-    portable_append portable_attention portable_log_softmax portable_argmax portable_top_k
-    portable_filter portable_draw portable_product portable_digits_product sum_partials
-    portable_decoder_layers pack_weight unpack_weight channel_statistics equalising_exponents
+    portable_append portable_rotate_append portable_attention portable_attention_digits
+    portable_log_softmax portable_argmax portable_top_k portable_filter portable_draw
+    portable_product portable_digits_product sum_partials portable_decoder_layers pack_weight
+    repack_weight unpack_weight channel_statistics equalising_exponents
 """
 """Of the fork's operators, those of ``docs/numerics``."""
 

@@ -13,6 +13,7 @@ Importing this package loads the library and needs torch only, none of the engin
   :mod:`.portable_attention`, :mod:`.portable_product`, :mod:`.portable_logits`,
   :mod:`.portable_sampling` - operations whose bits are specified, in docs/numerics, and the same on
   every machine.
+* :mod:`.dependent_launches` - whether kernels of a GPU begin while the one before still runs.
 * :mod:`.mt19937` - the states of these generators.
 * :mod:`.library` - where the compiled library is found.
 * :mod:`.reference` - the same operators in plain torch.

@@ -84,33 +84,24 @@ __global__ void __launch_bounds__(kMostPromptThreads, 1)
 
 // --- launchers ---------------------------------------------------------------------------------
 
-constexpr int64_t kLargestPromptHead = 128;
-
 inline int64_t num_prompt_pieces(const PagedAttention& task) {
   return task.queries * (task.heads / task.key_heads) / kPromptRows + task.sequences;
 }
 
-bool are_prompts(const PagedAttention& task) {
-  constexpr int64_t kEnoughBlocks = 64;
-  const int64_t rows = task.queries * (task.heads / task.key_heads);
-  return task.cache.head_size <= kLargestPromptHead && rows >= kGroupRows * task.sequences &&
-         num_prompt_pieces(task) * task.key_heads >= kEnoughBlocks;
+// The files prompt_attention*.cu have one kernel each, which takes long to compile.
+template <int kSize, bool kIsPlain>
+cudaError_t launch_prompt_kernel(const PagedAttention& task, cudaStream_t stream) {
+  const dim3 grid(static_cast<unsigned int>(num_prompt_pieces(task)),
+                  static_cast<unsigned int>(task.key_heads));
+  return launch_dependent(grid, kPromptThreads, sizeof(PromptMemory<kSize>), stream,
+                          prompt_attention_kernel<kSize, kIsPlain>, task);
 }
 
 template <int kSize>
 cudaError_t launch_prompts(const PagedAttention& task, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned int>(num_prompt_pieces(task)),
-                  static_cast<unsigned int>(task.key_heads));
   const bool is_plain = task.soft_cap == 0.0f && task.slopes == nullptr;
-  const auto kernel =
-      is_plain ? prompt_attention_kernel<kSize, true> : prompt_attention_kernel<kSize, false>;
-  return launch_dependent(grid, kPromptThreads, sizeof(PromptMemory<kSize>), stream, kernel, task);
-}
-
-cudaError_t launch_prompt_attention(const PagedAttention& task, cudaStream_t stream) {
-  if (task.cache.head_size > kLargestPromptHead) return cudaErrorInvalidValue;
-  return task.cache.head_size <= 64 ? launch_prompts<64>(task, stream)
-                                    : launch_prompts<128>(task, stream);
+  return is_plain ? launch_prompt_kernel<kSize, true>(task, stream)
+                  : launch_prompt_kernel<kSize, false>(task, stream);
 }
 
 }  // namespace vllm_fork

@@ -31,52 +31,29 @@
 #include "emulation/dependent_launch_on_host.h"
 #else
 
-#include <cstdlib>
-#include <cstring>
-
 namespace vllm_fork {
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+inline constexpr bool kCodeWaits = true;
+#else
+inline constexpr bool kCodeWaits = false;  // nothing begins before its turn
+#endif
 
 // Waits until the kernels before have ended, and what they wrote can be seen. Lets the kernel
 // behind begin when all blocks of threads are here, so with whatever room these leave.
 __device__ __forceinline__ void wait_for_earlier_kernels() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-inline constexpr const char* kDependentLaunchVariable = "VLLM_FORK_CUDA_DEPENDENT_LAUNCH";
-
-// Not if the variable is 0: to compare the speed. Read once in a process.
-inline bool are_dependent_launches_asked_for() {
-  static const char* const value = std::getenv(kDependentLaunchVariable);
-  static const bool are = value == nullptr || std::strcmp(value, "0") != 0;
-  return are;
-}
-
-// Whether the code that the current GPU has got of this kernel, and so of all, waits: it was
-// compiled for sm_90 or later, and not made from PTX of an older generation. Asked when a thread
-// comes to another GPU.
-inline bool can_wait_for_earlier_kernels(const void* kernel) {
-  constexpr int kHopperCode = 90;
-  thread_local int known = -1;
-  thread_local bool can = false;
-  int gpu = 0;
-  if (cudaGetDevice(&gpu) != cudaSuccess) return false;
-  if (gpu == known) return can;
-  cudaFuncAttributes code{};
-  const cudaError_t error = cudaFuncGetAttributes(&code, kernel);
-  if (error != cudaSuccess) return false;  // the launch will say why
-  can = code.binaryVersion >= kHopperCode && code.ptxVersion >= kHopperCode;
-  known = gpu;
-  return can;
+  if constexpr (kCodeWaits) {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  }
 }
 
 // Launches a kernel whose threads all call wait_for_earlier_kernels.
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch_dependent(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
                              void (*kernel)(Parameters...), Arguments... arguments) {
-  const cudaError_t error = allow_shared_bytes(kernel, shared_bytes);
+  const cudaError_t error =
+      allow_shared_bytes(reinterpret_cast<const void*>(kernel), shared_bytes);
   if (error != cudaSuccess) return error;
   cudaLaunchAttribute begins_early{};
   begins_early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -87,9 +64,7 @@ cudaError_t launch_dependent(dim3 grid, dim3 block, size_t shared_bytes, cudaStr
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = &begins_early;
-  const bool can = are_dependent_launches_asked_for() &&
-                   can_wait_for_earlier_kernels(reinterpret_cast<const void*>(kernel));
-  config.numAttrs = can ? 1 : 0;
+  config.numAttrs = may_begin_early() ? 1 : 0;
   cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
   return cudaGetLastError();
 }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "cuda/primitives/launch.h"
 #include "cuda/primitives/runtime.h"
 
 namespace vllm_fork {
@@ -26,19 +27,11 @@ __device__ __forceinline__ T* dynamic_shared() {
   return reinterpret_cast<T*>(memory);
 }
 
-// Before a launch with dynamic shared memory: every GPU from sm_80 on has 99 KiB, a Hopper 227.
-template <typename... Parameters>
-cudaError_t allow_shared_bytes(void (*kernel)(Parameters...), size_t bytes) {
-  constexpr size_t kWithoutAsking = 48 * 1024;
-  if (bytes <= kWithoutAsking) return cudaSuccess;
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(bytes));
-}
-
 template <typename... Parameters, typename... Arguments>
 cudaError_t launch(dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t stream,
                    void (*kernel)(Parameters...), Arguments... arguments) {
-  const cudaError_t error = allow_shared_bytes(kernel, shared_bytes);
+  const cudaError_t error =
+      allow_shared_bytes(reinterpret_cast<const void*>(kernel), shared_bytes);
   if (error != cudaSuccess) return error;
   kernel<<<grid, block, shared_bytes, stream>>>(static_cast<Parameters>(arguments)...);
   return cudaGetLastError();

@@ -44,6 +44,7 @@ struct WarpgroupResults {
     } else {
       write_partials(bias);
     }
+    __syncwarp();  // the next part's pending sums may go where these were
   }
 
  private:

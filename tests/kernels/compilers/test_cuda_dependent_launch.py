@@ -33,6 +33,9 @@ DEPENDENT = {
     "norm": {"norm", "norm_digits"},
     "product": {"multiply_by_warpgroups", "multiply_rows", "quantise_rows", "sum_partials"},
     "prompt_attention": {"prompt_attention"},
+    "prompt_attention_64": {"prompt_attention"},
+    "prompt_attention_adjusted": {"prompt_attention"},
+    "prompt_attention_adjusted_64": {"prompt_attention"},
     "rotary": {"rotate"},
 }
 """Kernels that are computed for every token, by the file that they are in."""

@@ -7,10 +7,7 @@ return nothing, as upstream's do.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
 from torch.nn import functional
 
@@ -173,27 +170,9 @@ def weak_ref_tensor(input: torch.Tensor) -> torch.Tensor:
     CUDA graphs own the memory of what they compute; a tensor that kept it would stop the next
     graph from using it again.
     """
-    storage = input.untyped_storage()
-    memory = _Memory(storage.data_ptr(), storage.nbytes())
-    if input.is_cuda:
-        numbers = torch.as_tensor(memory, device=input.device)
-    else:
-        numbers = torch.from_numpy(np.asarray(memory))
-    return numbers.view(input.dtype).as_strided(
-        input.size(), input.stride(), input.storage_offset()
+    strong = input.untyped_storage()
+    # No call of CUDA, of which some are not allowed while a graph is recorded.
+    weak = torch._C._construct_storage_from_data_pointer(
+        strong.data_ptr(), input.device, strong.nbytes()
     )
-
-
-@dataclass(frozen=True)
-class _Memory:
-    """Bytes that belong to another, as NumPy's array interface and CUDA's describe them."""
-
-    pointer: int
-    size: int
-
-    @property
-    def __array_interface__(self) -> dict[str, Any]:
-        address = (self.pointer, False)  # which may be written to
-        return {"version": 3, "data": address, "shape": (self.size,), "typestr": "|u1"}
-
-    __cuda_array_interface__ = __array_interface__
+    return input.new_empty(0).set_(weak, input.storage_offset(), input.size(), input.stride())
