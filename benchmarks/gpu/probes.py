@@ -78,6 +78,16 @@ def early_kernels() -> bool:
     return torch.equal(captured(on("cuda")).cpu(), on("cpu")())
 
 
+def launches() -> str:
+    """Say whether kernels begin early, and if not, why."""
+    from vllm.fork_ops.dependent_launches import dependent_launches
+
+    try:
+        return dependent_launches("cuda")
+    except Exception as error:  # the probes are to be tried
+        return f"{type(error).__name__}: {error}"
+
+
 PROBES: dict[str, Callable[[], bool]] = {
     "a tensor that keeps no memory, in a CUDA graph": weak_reference,
     EARLY: early_kernels,
@@ -93,7 +103,7 @@ def outcome(probe: Callable[[], bool]) -> str:
 
 
 def main() -> None:
-    found = machine()
+    found = machine() | {"kernels that begin early": launches()}
     for name, probe in PROBES.items():
         found[name] = outcome(probe)
         print(json.dumps(found), flush=True)
