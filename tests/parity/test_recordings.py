@@ -56,7 +56,8 @@ def test_a_recording_keeps_the_likeliest_tokens(recorded: Path, copied: Path) ->
     record(SETTING, "hf", copied, num_candidates=1)
     again = Recording.read(copied)
     assert [one.tokens for one in again.answers] == [one.tokens for one in found.answers]
-    assert all(len(step) == 1 for one in again.answers for step in one.logprobs)
+    # The chosen one is there, too, where another is as likely: which is first depends on threads.
+    assert all(len(set(step.values())) == 1 for one in again.answers for step in one.logprobs)
     with pytest.raises(ValueError, match="candidates=21 must be 1 to 20"):
         record(SETTING, "hf", copied, num_candidates=21)
 
