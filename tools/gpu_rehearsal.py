@@ -162,16 +162,13 @@ def faulty(folder: Path, out: Path) -> Iterator[str]:
 
 
 def without_a_wheel(folder: Path, out: Path) -> Iterator[str]:
-    """A package of the archive that nothing on the machine replaces."""
+    """A package of the archive that nothing on the machine replaces: operations do without it."""
     repack(folder, lambda name, read: None if name.startswith("msgspec") else read())
     run_offline(folder, out, "benchmarks/gpu/run.sh", "1")
-    lacking = ("bits: start", "bits: operations", "bits: shapes", "bits: draws", "times")
-    faults = dict.fromkeys((*lacking, "bits: attached model"), "No module named 'msgspec'")
-    others = {
-        name: "msgspec" for name in steps_of(folder) if name.startswith(("engine", "bits: e"))
-    }
-    others |= dict.fromkeys(("hf_compat", "bits: start with mma", "bits: start in turn"), "msgspec")
-    yield from otherwise(steps_of(folder), faults | others)
+    steps = steps_of(folder)
+    engines = [name for name in steps if name.startswith(("engine", "bits: e"))]
+    names = ["bits: attached model", "hf_compat", *engines]
+    yield from otherwise(steps, dict.fromkeys(names, "msgspec"))
 
 
 def break_module(folder: Path, name: str, line: str) -> None:
