@@ -78,7 +78,7 @@ def start(mode: str, shape: str) -> Answer:
         llm = LLM(
             folder, skip_tokenizer_init=True, load_format="dummy", dtype="bfloat16",
             max_model_len=MOST_TOKENS, max_num_seqs=max(BATCHES), enable_prefix_caching=False,
-            kv_cache_memory_bytes=CACHE_BYTES, **MODES[mode],
+            kv_cache_memory_bytes=CACHE_BYTES, gpu_memory_utilization=0.5, **MODES[mode],
         )  # fmt: skip
 
     def answer(asked: list[list[int]], tokens: int) -> int:

@@ -80,8 +80,9 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     options = parser.parse_args()
     found = engine_answers(options.mode, options.dtype)
-    values, *others = [compared(found, kept(file)) for file in options.files]
-    values |= {f"beside {file}": one for file, one in zip(options.files[1:], others, strict=True)}
+    values = compared(found, kept(options.files[0]))
+    for file in filter(os.path.exists, options.files[1:]):
+        values[f"beside {file}"] = compared(found, kept(file))
     print(json.dumps(values))
     sys.exit(options.mode == "exact" and values["equal"] != values["of"])
 

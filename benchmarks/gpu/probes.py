@@ -4,7 +4,8 @@
 
 Printed is JSON: the machine, PyTorch's switches as a process has them that never imported vLLM, and
 what became of each probe. The status is 0, or 2 if kernels that begin early go wrong, so that the
-others run with ``VLLM_FORK_CUDA_DEPENDENT_LAUNCH=0``, or 1 if anything else does.
+others run with ``VLLM_FORK_CUDA_DEPENDENT_LAUNCH=0``, or 1 if anything else does. What is tried is
+printed before it is: a GPU that hangs says nothing any more.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ def machine() -> dict[str, Any]:
 def captured(compute: Callable[[], torch.Tensor]) -> torch.Tensor:
     """Return what a CUDA graph of a function computes when it is replayed."""
     beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(beside):
         compute()  # what is only done at first is not to be captured
     beside.synchronize()
@@ -52,8 +54,7 @@ def captured(compute: Callable[[], torch.Tensor]) -> torch.Tensor:
         result = compute()
     result.zero_()
     graph.replay()
-    torch.cuda.synchronize()
-    return result
+    return result.cpu()
 
 
 def weak_reference() -> bool:
@@ -75,7 +76,7 @@ def early_kernels() -> bool:
         weight, x = numbers.weight(1000, 4096, salt=1), numbers(5, 4096, salt=2)
         return lambda: portable_product(portable_rms_norm(x, consumer=weight), weight)
 
-    return torch.equal(captured(on("cuda")).cpu(), on("cpu")())
+    return torch.equal(captured(on("cuda")), on("cpu")())
 
 
 def launches() -> str:
@@ -88,8 +89,16 @@ def launches() -> str:
         return f"{type(error).__name__}: {error}"
 
 
+def triton() -> bool:
+    """Whether Triton can compile its driver's C file (gcc, Python.h) and load it."""
+    from triton.runtime import driver
+
+    return bool(driver.active.utils) and driver.active.get_current_target().backend == "cuda"
+
+
 PROBES: dict[str, Callable[[], bool]] = {
     "a tensor that keeps no memory, in a CUDA graph": weak_reference,
+    "Triton": triton,
     EARLY: early_kernels,
 }
 
@@ -105,10 +114,11 @@ def outcome(probe: Callable[[], bool]) -> str:
 def main() -> None:
     found = machine() | {"kernels that begin early": launches()}
     for name, probe in PROBES.items():
+        print(json.dumps({**found, "during": name}), flush=True)
         found[name] = outcome(probe)
-        print(json.dumps(found), flush=True)
+    print(json.dumps(found), flush=True)
     wrong = [name for name in PROBES if found[name] != "works"]
-    sys.exit(0 if not wrong else 2 if wrong == [EARLY] else 1)
+    sys.exit(0 if not wrong else 2 if EARLY in wrong else 1)
 
 
 if __name__ == "__main__":

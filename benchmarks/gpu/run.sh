@@ -2,8 +2,8 @@
 # Bits and speed on a machine with an NVIDIA GPU and no network, within a quarter of an hour.
 #
 #   python -m benchmarks.gpu.pack     before, on a machine with a network: writes build/gpu/pack
-#   benchmarks/gpu/run.sh 1           on the GPU machine, 450 s: bits, then times, then engines
-#   benchmarks/gpu/run.sh 2           270 s: hardware counters, memcheck, other ways
+#   benchmarks/gpu/run.sh 1           on the GPU machine, 440 s: bits, then times, then engines
+#   benchmarks/gpu/run.sh 2           260 s: hardware counters, memcheck, other ways
 #
 # Each step is a process of its own with a limit. Whatever it does, crash, hang or find a wrong bit,
 # the next one runs; a step for which too little time is left is left out, and the table says so.
@@ -30,6 +30,7 @@ mkdir -p "$results"
 # No address but loopback: this machine may have no other.
 export VLLM_HOST_IP=127.0.0.1 MASTER_ADDR=127.0.0.1 GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo
 export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 TOKENIZERS_PARALLELISM=false PYTHONUNBUFFERED=1
+export TRITON_CACHE_DIR="$PWD/$folder/triton" XDG_CACHE_HOME="$PWD/$folder/cache"
 export PYTHONPATH="$PWD/$folder/site:$PWD" VLLM_FORK_LIBRARY="$PWD/$folder/site/vllm/_fork_C.abi3.so"
 
 # Copies what matters to $OUT; a full disk stops nothing.
@@ -38,7 +39,8 @@ publish() {
   good=$?
   [ -n "${OUT:-}" ] || return 0
   { mkdir -p "$OUT" && cp "$results"/table.txt "$results"/results.json "$OUT/" &&
-    (cd "$results" && tail -c 20000 ./*.err) >"$OUT/log.txt"; } 2>/dev/null ||
+    (cd "$results" && tail -c 20000 ./*.err ./nvidia-smi.out ./engine*.out ./bits--e*.out ||
+      true) >"$OUT/log.txt"; } 2>/dev/null ||
     echo "note: $OUT has no copy of the results; they are in $results." >&2
 }
 
@@ -78,8 +80,9 @@ trap finish INT TERM HUP
 first_call() {
   step unpack 60 "$python" -m benchmarks.gpu.pack --unpack
   step nvidia-smi 10 nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,power.limit --format=csv
-  measure probes 40 probes
-  [ $? -ne 2 ] || export VLLM_FORK_CUDA_DEPENDENT_LAUNCH=0
+  measure probes 70 probes
+  # A hang and a crash count as kernels that begin early and go wrong.
+  case $? in 0 | 1) ;; *) export VLLM_FORK_CUDA_DEPENDENT_LAUNCH=0 ;; esac
   publish
 
   # Bits of operations, all at once.
@@ -99,11 +102,11 @@ first_call() {
   fi
 
   # Bits of engines, all at once.
-  measure "bits: engine" 80 model_bits engine --device "$device" &
-  measure "bits: engine with graphs" 80 model_bits graphs --device "$device" &
-  measure "bits: attached model" 80 model_bits attached --device "$device" &
-  measure "bits: exact" 80 exact_bits exact "$results/default.npz" "$results/no-cudnn.npz" &
-  measure "hf_compat" 80 exact_bits hf_compat "$results/default.npz" &
+  measure "bits: engine" 100 model_bits engine --device "$device" &
+  measure "bits: engine with graphs" 100 model_bits graphs --device "$device" &
+  measure "bits: attached model" 100 model_bits attached --device "$device" &
+  measure "bits: exact" 100 exact_bits exact "$results/default.npz" "$results/no-cudnn.npz" &
+  measure "hf_compat" 100 exact_bits hf_compat "$results/default.npz" &
   wait
   publish
 
@@ -118,7 +121,11 @@ first_call() {
 }
 
 second_call() {
+  [ -d "$folder/site/vllm" ] || step unpack 60 "$python" -m benchmarks.gpu.pack --unpack # another machine
   export VLLM_FORK_OTHER_BITS=1
+  VLLM_FORK_CUDA_DEPENDENT_LAUNCH=0 measure "times in turn" 35 times products --rows 1 8 --shape "$shape" \
+    --device "$device"
+  publish
   counters="sm__throughput.avg.pct_of_peak_sustained_elapsed"
   counters+=",sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active"
   counters+=",lts__t_bytes.avg.pct_of_peak_sustained_elapsed"
@@ -134,9 +141,6 @@ second_call() {
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 step "memcheck" 75 compute-sanitizer --tool memcheck \
     --print-limit 100 --error-exitcode 9 --kernel-name kernel_substring=vllm_fork \
     "$python" -m benchmarks.gpu.bits start --device "$device"
-  publish
-  VLLM_FORK_CUDA_DEPENDENT_LAUNCH=0 measure "times in turn" 35 times products --rows 1 8 --shape "$shape" \
-    --device "$device"
   publish
   [ $((total - SECONDS)) -lt 110 ] || measure "engine: compiled" 180 engines compiled --shape "$shape"
 }

@@ -206,5 +206,6 @@ def test_generate_runs_without_vllm(tmp_path: Path) -> None:
 
 def test_the_probes_say_what_they_need() -> None:
     """Here there is no GPU, which is an outcome and not a crash."""
-    assert all("NVIDIA" in probes.outcome(probe) or "CUDA" in probes.outcome(probe)
-               for probe in probes.PROBES.values())  # fmt: skip
+    found = {name: probes.outcome(probe) for name, probe in probes.PROBES.items()}
+    assert all("Error: " in one for one in found.values()), found
+    assert "NVIDIA" in found[probes.EARLY] or "CUDA" in found[probes.EARLY]

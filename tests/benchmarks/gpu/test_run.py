@@ -26,7 +26,8 @@ fault = json.loads(os.environ["FAULTS"]).get(name)
 with open("calls.txt", "a") as calls:
     variables = ("VLLM_FORK_CUDA_DEPENDENT_LAUNCH", "VLLM_FORK_CUDA_TENSOR_CORES", "VLLM_HOST_IP")
     print(name, *(os.environ.get(one, "-") for one in variables), file=calls)
-print(json.dumps({{"equal": 2, "of": 2, "differing": {{}}}}), flush=True)
+counted = {{"equal": 2, "of": 2, "differing": {{}}}}
+print(json.dumps({{**counted, "during": "products"}}), flush=True)
 if fault == "hang":
     time.sleep(1000)
 if fault == "crash":
@@ -36,8 +37,7 @@ if fault == "error":
 if fault == "other bits":
     print(json.dumps({{"equal": 1, "of": 2, "differing": {{"products, qkv: norm, 5": 1}}}}))
     sys.exit(1)
-if fault:
-    sys.exit(int(fault))
+print(json.dumps(counted))
 """
 
 
@@ -101,11 +101,11 @@ def test_a_call_whose_bits_are_all_equal_leads_to_the_second(tmp_path: Path) -> 
 def test_whatever_a_step_does_the_others_run(tmp_path: Path) -> None:
     faults = {
         "bits start": "other bits", "bits draws": "crash", "generate": "error",
-        "probes": "2", "exact_bits exact": "error", "engines plain": "crash",
+        "probes": "crash", "exact_bits exact": "error", "engines plain": "crash",
     }  # fmt: skip
     call = Call(tmp_path, "1", faults)
     assert call.status == 1
-    assert call.lines[-1] == "give back, mend: bits: start, bits: draws, bits: exact"
+    assert call.lines[-1] == "give back, mend: probes, bits: start, bits: draws, bits: exact"
     assert call.row("bits: start") == "1 of 2 equal; not products, qkv: norm, 5"
     assert "ended by SIGABRT" in call.row("bits: draws")
     assert call.row("bits: exact").endswith("OSError: a disk error")
@@ -121,7 +121,26 @@ def test_a_step_that_hangs_ends_at_its_limit_and_what_has_no_time_says_so(tmp_pa
     assert call.status == 1
     assert "it was ended at its limit" in call.row("probes")
     assert call.row("times") == "no time was left"
-    assert call.lines[-1].startswith("give back, mend: bits: start, bits: operations")
+    assert call.lines[-1].startswith("give back, mend: probes, bits: start, bits: operations")
+
+
+def test_the_second_call_on_another_machine_unpacks_and_says_so(tmp_path: Path) -> None:
+    call = Call(tmp_path, "2", {})
+    assert call.calls[0].startswith("pack --unpack")
+    assert call.lines[-1] == (
+        "call 2 ran on a machine without the results of call 1: keep the numbers"
+    )
+
+
+def test_a_table_is_made_of_whatever_is_there(tmp_path: Path) -> None:
+    """A line that is cut short, a status that is no signal's, bits found before a crash."""
+    (tmp_path / "steps.tsv").write_text("times\t255\t3\nbits: start\t134\t9\nbits: dra\t1")
+    (tmp_path / "bits--start.out").write_text('{"equal": 2, "of": 2, "differing": {}}\n')
+    found = {step["name"]: step for step in summary.steps(tmp_path)}
+    assert set(found) == {"times", "bits: start"}
+    assert found["times"]["error"] == "status 255, and no message"
+    assert found["bits: start"]["error"] == "it was ended by SIGABRT"
+    assert "bits: start" not in summary.wrong_bits(found)
 
 
 def test_a_folder_for_results_that_is_full_stops_nothing(tmp_path: Path) -> None:

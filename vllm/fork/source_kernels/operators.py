@@ -7,6 +7,7 @@ return nothing, as upstream's do.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch.nn import functional
