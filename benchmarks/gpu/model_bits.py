@@ -26,10 +26,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.gpu.generate import MODEL
 from vllm.deterministic import attach
 from vllm.parity.setting import PROMPTS
 
-MODEL = Path(__file__).resolve().parents[2] / "models" / "tiny-python-llama"
 EXPECTED = Path(__file__).with_name("expected.json")
 DTYPES = ("bfloat16", "float16")
 TOKENS = 256

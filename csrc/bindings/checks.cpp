@@ -169,7 +169,6 @@ void check_paged_sdpa(const Tensor& query, const Tensor& pages, const Tensor& bl
 
 void check_token_attention(const Tensor& query, const Tensor& pages, int64_t key_size,
                            bool is_there) {
-  check(is_there, kSdpa, ": this CPU has no instructions for in_one.");
   if (query.scalar_type() != ScalarType::Float) check_16_bits(kSdpa, "query", query);
   check_contiguous(kSdpa, "query", query);
   check(key_size % kTokenColumns == 0 && pages.size(3) == 2 * key_size, kSdpa,
@@ -178,6 +177,7 @@ void check_token_attention(const Tensor& query, const Tensor& pages, int64_t key
   check(pages.size(1) > 0 && query.size(1) % pages.size(1) == 0, kSdpa,
         ": query must have a multiple of the ", pages.size(1), " heads of pages, but has ",
         query.size(1), ".");
+  check(is_there, kSdpa, ": this CPU has no instructions for in_one.");
 }
 
 void check_slot(const char* op, int64_t index, int64_t slot, int64_t num_slots) {

@@ -100,7 +100,6 @@ void write_rows(const Tensor& attended, const Span& span, Tensor& result) {
 
 void check_in_one(const Tensor& query, const Tensor& pages, int64_t key_size, double scale,
                   bool is_there) {
-  check(is_there, kPrompts, ": this CPU has no instructions for in_one.");
   check_16_bits(kPrompts, "query", query);
   check(key_size % kPromptColumns == 0 && key_size <= kPromptHeadSize &&
             pages.size(3) == 2 * key_size,
@@ -111,6 +110,7 @@ void check_in_one(const Tensor& query, const Tensor& pages, int64_t key_size, do
         ": query must have a multiple of the ", pages.size(1), " heads of pages, but has ",
         query.size(1), ".");
   check(scale > 0, kPrompts, ": in_one takes a positive scale, but it is ", scale, ".");
+  check(is_there, kPrompts, ": this CPU has no instructions for in_one.");
 }
 
 // Some queries of a prompt, with the heads that share keys and values.

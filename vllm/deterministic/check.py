@@ -25,12 +25,18 @@ _OPERATORS = (
     "vllm::all_gather",
     "_C::shm_gather",
     "_C::shm_all_gather",
+    "c10d::gather_",
+    "c10d::_allgather_base_",
 )
-"""They call the layers' own attention, or copy."""
+"""They call the layers' own attention, or copy.
+
+Of copies between ranks: on a GPU, on a CPU with AVX-512, and on one without, where vLLM's compiled
+operators leave them to PyTorch.
+"""
 
 _OPERATORS_IN: dict[type[nn.Module], tuple[str, ...]] = {
     # All ranks but one add zeros.
-    VocabParallelEmbedding: ("vllm::all_reduce", "_C::shm_allreduce"),
+    VocabParallelEmbedding: ("vllm::all_reduce", "_C::shm_allreduce", "c10d::allreduce_"),
 }
 
 
