@@ -5,7 +5,7 @@
 A user's ``generate()`` runs with PyTorch's own switches, of which vLLM changes some when it is
 imported. Four prompts are continued by 64 tokens, one by one, greedily and sampled with a seed.
 FILE gets the token ids and the logits as an .npz; with --no-cudnn they are those without cuDNN's
-attention, which PyTorch prefers on GPUs from compute capability 9.0 on.
+attention, which PyTorch tries first on compute capabilities 9.x and 10.x.
 """
 
 from __future__ import annotations

@@ -129,13 +129,20 @@ def unpack() -> None:
             f"the archive is for Python {packed}, and this is {version()}: make it with such a "
             "Python, or name another by PYTHON."
         )
-    if missing := [name for name in NEEDED if not importlib.util.find_spec(name)]:
+    if missing := [name for name in NEEDED if not _has(name)]:
         raise ValueError(
             f"{sys.executable} has not {', '.join(missing)}, which the archive leaves to the "
             "machine: install these, or name another Python by PYTHON."
         )
     with replacing(SITE) as partial, tarfile.open(ARCHIVE) as tar:
         tar.extractall(partial, filter="fully_trusted")
+
+
+def _has(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package around it is missing
+        return False
 
 
 def size_of(files: Iterable[Path]) -> int:

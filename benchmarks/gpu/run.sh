@@ -7,9 +7,10 @@
 #
 # Each step is a process of its own with a limit. Whatever it does, crash, hang or find a wrong bit,
 # the next one runs; a step for which too little time is left is left out, and the table says so.
+# Without what the archive holds nothing can run.
 # All results are in build/gpu/results, and copies of what matters are in $OUT after each step, if
 # that is set. The last lines are a table, and the sentence that says what to do next; the status is
-# 0 if all bits are equal.
+# 0 if all bits are equal, and memcheck has found nothing.
 #
 # PYTHON is the Python with torch. For a rehearsal without a GPU: SECONDS_IN_ALL is the limit of the
 # call, SLOWER a factor for those of steps, DEVICE cuda or cpu, SHAPE 8B or tiny.
@@ -77,8 +78,12 @@ finish() {
 }
 trap finish INT TERM HUP
 
+unpack() { # without it, nothing can run
+  step unpack 60 "$python" -m benchmarks.gpu.pack --unpack || finish
+}
+
 first_call() {
-  step unpack 60 "$python" -m benchmarks.gpu.pack --unpack
+  unpack
   step nvidia-smi 10 nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,power.limit --format=csv
   measure probes 70 probes
   # A hang and a crash count as kernels that begin early and go wrong.
@@ -121,7 +126,7 @@ first_call() {
 }
 
 second_call() {
-  [ -d "$folder/site/vllm" ] || step unpack 60 "$python" -m benchmarks.gpu.pack --unpack # another machine
+  [ -d "$folder/site/vllm" ] || unpack # another machine
   export VLLM_FORK_OTHER_BITS=1
   VLLM_FORK_CUDA_DEPENDENT_LAUNCH=0 measure "times in turn" 35 times products --rows 1 8 --shape "$shape" \
     --device "$device"

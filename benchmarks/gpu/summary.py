@@ -23,6 +23,9 @@ NEEDED = (
 )
 """Steps that must find all bits equal before anything else is worth measuring."""
 
+MEMORY_ERRORS = "9"
+"""The status of memcheck (--error-exitcode) when it has found some."""
+
 _ERROR = re.compile(r"\b\w+(?:Error|Exception): .*")
 _NO_CAUSE = "Engine core initialization failed"
 """An engine's own process writes the cause, and the one that waits for it only that it failed."""
@@ -137,9 +140,14 @@ def engine_ratios(found: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str]]
                 yield f"{name}, {load}", f"{rate} tokens/s{ratio}"
 
 
-def wrong_bits(found: dict[str, dict[str, Any]]) -> list[str]:
-    """Return the names of the steps of `NEEDED` that have not found all bits equal."""
-    return [name for name in NEEDED if name not in found or not _is_good(found[name])]
+def to_mend(found: dict[str, dict[str, Any]]) -> list[str]:
+    """Return the names of the steps for whose sake the machine is given back."""
+    if not _is_good(found.get("unpack", {"status": "0", "values": {}})):
+        return ["unpack"]
+    needed = NEEDED if set(NEEDED) & found.keys() or "counters" not in found else ()
+    wrong = [name for name in needed if name not in found or not _is_good(found[name])]
+    has_errors = found.get("memcheck", {}).get("status") == MEMORY_ERRORS
+    return [*wrong, *(["memcheck"] if has_errors else [])]
 
 
 def _is_good(step: dict[str, Any]) -> bool:
@@ -151,13 +159,13 @@ def _is_good(step: dict[str, Any]) -> bool:
 
 def advice(found: dict[str, dict[str, Any]]) -> str:
     """Return the sentence that says what to do next."""
-    if "counters" in found and not set(NEEDED) & found.keys():
-        return "call 2 ran on a machine without the results of call 1: keep the numbers"
-    if wrong := wrong_bits(found):
+    if wrong := to_mend(found):
         return f"give back, mend: {', '.join(wrong)}"
-    if "counters" in found:
+    if "counters" not in found:
+        return "all bits equal: call 2"
+    if set(NEEDED) & found.keys():
         return "both calls are done: keep the numbers"
-    return "all bits equal: call 2"
+    return "call 2 ran on a machine without the results of call 1: keep the numbers"
 
 
 def main() -> None:
@@ -174,7 +182,7 @@ def main() -> None:
     for name, text in rows:
         print(f"| {name} | {text} |")
     print(f"\n{advice(found)}")
-    sys.exit(bool(wrong_bits(found)))
+    sys.exit(bool(to_mend(found)))
 
 
 if __name__ == "__main__":

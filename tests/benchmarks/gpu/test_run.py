@@ -127,9 +127,31 @@ def test_a_step_that_hangs_ends_at_its_limit_and_what_has_no_time_says_so(tmp_pa
 def test_the_second_call_on_another_machine_unpacks_and_says_so(tmp_path: Path) -> None:
     call = Call(tmp_path, "2", {})
     assert call.calls[0].startswith("pack --unpack")
-    assert call.lines[-1] == (
-        "call 2 ran on a machine without the results of call 1: keep the numbers"
+    assert (call.status, call.lines[-1]) == (
+        0,
+        "call 2 ran on a machine without the results of call 1: keep the numbers",
     )
+
+
+@pytest.mark.parametrize("number", ["1", "2"])
+def test_without_what_the_archive_holds_nothing_runs(tmp_path: Path, number: str) -> None:
+    call = Call(tmp_path, number, {"pack --unpack": "error"})
+    assert (call.status, call.lines[-1]) == (1, "give back, mend: unpack")
+    assert call.row("unpack").endswith("OSError: a disk error")
+    assert [one.split()[0] for one in call.calls] == ["pack"]
+
+
+def test_what_memcheck_finds_counts_and_its_absence_does_not(tmp_path: Path) -> None:
+    Call(tmp_path, "1", {})
+    without = Call(tmp_path, "2", {})
+    assert "compute-sanitizer" in without.row("memcheck")
+    assert without.status == 0
+    sanitizer = tmp_path / "bin" / "compute-sanitizer"
+    sanitizer.parent.mkdir()
+    sanitizer.write_text("#!/bin/sh\nexit 9\n")
+    sanitizer.chmod(0o755)
+    call = Call(tmp_path, "2", {}, PATH=f"{sanitizer.parent}:{os.environ['PATH']}")
+    assert (call.status, call.lines[-1]) == (1, "give back, mend: memcheck")
 
 
 def test_a_table_is_made_of_whatever_is_there(tmp_path: Path) -> None:
@@ -140,7 +162,7 @@ def test_a_table_is_made_of_whatever_is_there(tmp_path: Path) -> None:
     assert set(found) == {"times", "bits: start"}
     assert found["times"]["error"] == "status 255, and no message"
     assert found["bits: start"]["error"] == "it was ended by SIGABRT"
-    assert "bits: start" not in summary.wrong_bits(found)
+    assert "bits: start" not in summary.to_mend(found)
 
 
 def test_a_folder_for_results_that_is_full_stops_nothing(tmp_path: Path) -> None:
