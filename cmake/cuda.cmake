@@ -2,7 +2,7 @@
 
 # Device code for every generation from Ampere on, and PTX of the newest for those to come; or for
 # what the environment's CUDAARCHS names, which CMake reads when it enables the language.
-if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND "$ENV{CUDAARCHS}" STREQUAL "")
   set(CMAKE_CUDA_ARCHITECTURES 80-real 86-real 89-real 90a-real 100-real 120)
 endif()
 enable_language(CUDA)

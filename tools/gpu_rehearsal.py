@@ -45,8 +45,17 @@ ON_CPUS = (
 )
 """Steps that end well without a GPU."""
 
-NO_GPU = ("GPU", "CUDA", "cuda", "NVIDIA", "Device string must not be empty", "No such file")
-"""Words, one of which is in how the other steps end."""
+NO_GPU = ("GPU", "CUDA", "cuda", "NVIDIA", "Device string must not be empty")
+"""Words, one of which is in the error of the other steps."""
+
+TOOLS = ("nvidia-smi", "counters", "fewer counters", "memcheck")
+"""Steps whose programs may be missing."""
+
+PROBES = (
+    *("kernels that begin early", "a tensor that keeps no memory, in a CUDA graph", "Triton"),
+    "kernels that begin early, in a CUDA graph",
+)
+"""What ``benchmarks.gpu.probes`` tries."""
 
 Steps = dict[str, dict[str, Any]]
 
@@ -119,8 +128,16 @@ def otherwise(steps: Steps, faults: dict[str, str]) -> Iterator[str]:
                 yield f"{name}: ended with {one['status']}, {said[:300]}; {faults[name]!r} was made"
         elif name in ON_CPUS and one["status"] != "0":
             yield f"{name}: {said[:300]}"
-        elif name not in ON_CPUS and not any(word in said for word in NO_GPU):
+        elif name not in ON_CPUS and not _wants_a_gpu(name, one):
             yield f"{name}: ended without a GPU with {said[:300]}"
+
+
+def _wants_a_gpu(name: str, step: dict[str, Any]) -> bool:
+    errors = [step["error"] or ""]
+    if name == "probes":
+        errors = [step["values"].get(probe, "") for probe in PROBES]
+    words = (*NO_GPU, "No such file") if name in TOOLS else NO_GPU
+    return all(any(word in error for word in words) for error in errors)
 
 
 def clean(folder: Path, out: Path) -> Iterator[str]:

@@ -4,10 +4,10 @@
 
 start: the answers that an engine computes when it starts; operations: all committed digests;
 shapes: those of an 8B Llama's shapes, whose digests the archive holds; draws: hf_compat's draws and
-repetition penalty beside what Transformers gets of PyTorch on the device. Printed is JSON, again
-after each group: how many are equal, and of those that are not, which elements differ from the
-CPU's. Before a group its name is told: a kernel that hangs says nothing any more. The status is 1
-if a bit differs.
+repetition penalty beside what Transformers gets of PyTorch on the device. Printed is JSON, before
+and after each group: how many are equal, and the name of the group, since a kernel that hangs says
+nothing any more. When all are counted, the CPU computes the first wrong groups, too, to see which
+elements differ. The status is 1 if a bit differs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SHAPES_FILE = Path(__file__).resolve().parents[2] / "build" / "gpu" / "site" / "
 """In the archive."""
 
 MOST_EXPLAINED = 2
-"""Groups that are computed on the CPU, too, to see which elements differ."""
+"""Groups; the CPU may take longer for one than the step has."""
 
 Computed = dict[str, torch.Tensor]
 Compute = Callable[[str], Computed]
@@ -48,6 +48,7 @@ class Count:
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {"equal": 0, "of": 0, "differing": {}}
+        self._to_explain: list[tuple[str, Computed, Compute]] = []
 
     def tell(self, **more: str) -> None:
         print(json.dumps({**self.values, **more}), flush=True)
@@ -60,26 +61,36 @@ class Count:
             self.values["differing"][name] = wrong
 
     def compare(self, group: str, device: str, expected: dict[str, str], compute: Compute) -> None:
-        """Compare a group's results with their digests, and the first ones with the CPU's."""
+        """Compare a group's results with their digests.
+
+        Raises:
+            RuntimeError: after an error of CUDA's, which spoils all that follows in the process.
+        """
         self.tell(during=group)
         try:
             found = compute(device)
             wrong = [name for name in expected if cases.digest(found[name]) != expected[name]]
-            if wrong:  # the CPU may take longer than the step has
-                self.tell(during=group, wrong=", ".join(wrong[:8]))
-            is_explained = len({one.split(":")[0] for one in self.values["differing"]})
-            there = compute("cpu") if wrong and is_explained < MOST_EXPLAINED else {}
-            for name in expected:
-                if name not in wrong:
-                    self.add(name, None)
-                elif name in there:
-                    equal_now = "other bits, which a second run has not"
-                    differs = difference(found[name], there[name])
-                    self.add(f"{group}: {name}", differs or equal_now)
-                else:
-                    self.add(f"{group}: {name}", "other bits")
-        except RuntimeError as error:  # other groups may have their bits
+            kept = {name: found[name].cpu() for name in wrong}
+        except RuntimeError as error:
             self.add(f"{group}: all", f"{type(error).__name__}: {error}")
+            if "CUDA error" in str(error):
+                self.tell(during=group)
+                raise
+            return  # other groups may have their bits
+        for name in expected:
+            self.add(f"{group}: {name}", "other bits" if name in wrong else None)
+        if kept and len(self._to_explain) < MOST_EXPLAINED:
+            self._to_explain.append((group, kept, compute))
+
+    def explain(self) -> None:
+        """Say which elements of the first wrong groups differ from the CPU's."""
+        for group, found, compute in self._to_explain:
+            self.tell()
+            there = compute("cpu")
+            for name, wrong in found.items():
+                differs = difference(wrong, there[name])
+                equal_now = "other bits, which a second run has not"
+                self.values["differing"][f"{group}: {name}"] = differs or equal_now
 
 
 def start(count: Count, device: str) -> None:
@@ -133,6 +144,7 @@ def main() -> None:
     count = Count()
     more = (options.expected,) if options.part == "shapes" else ()
     parts[options.part](count, options.device, *more)
+    count.explain()
     count.tell()
     sys.exit(count.values["equal"] != count.values["of"])
 

@@ -7,8 +7,8 @@ the tokens, and for each 32 of them a digest of all their logits; the bits depen
 the tokens alone, so that every machine must have them. Printed is how many digests are equal.
 
 attached: Transformers reads prompts with their answers at once; engine: all prompts are in one
-batch, in chunks; graphs: the same with CUDA graphs of decoding on a GPU, as engines have them by
-default. The status is 1 if a digest differs.
+batch, in chunks of 16 tokens; graphs: whole, and with CUDA graphs of decoding on a GPU, as engines
+have them by default. The status is 1 if a digest differs.
 """
 
 from __future__ import annotations
@@ -119,6 +119,9 @@ def by_engine(
 
     arguments = {"max_num_batched_tokens": 16, "max_num_seqs": 16, **MORE, **more}
     llm = start(str(MODEL), dtype, "deterministic", arguments)
+    graphs = llm.llm_engine.vllm_config.compilation_config.cudagraph_mode
+    if device == "cuda" and not arguments.get("enforce_eager", True) and not graphs:
+        raise RuntimeError("the engine has decided against CUDA graphs")
     params = SamplingParams(
         max_tokens=TOKENS, temperature=0, ignore_eos=True, logprobs=-1, detokenize=False,
         flat_logprobs=True,
@@ -129,8 +132,9 @@ def by_engine(
 
 
 def by_graphs(dtype: str, device: str, expected: list[Answer]) -> list[Answer]:
-    """The same as users start it: steps of decoding become CUDA graphs on a GPU."""
-    return by_engine(dtype, device, expected, {"enforce_eager": False})
+    """The same as users start it: whole prompts, then CUDA graphs of decoding on a GPU."""
+    more = {"enforce_eager": False, "max_num_batched_tokens": 2048}
+    return by_engine(dtype, device, expected, more)
 
 
 def rows_of(found: Any) -> torch.Tensor:

@@ -9,13 +9,15 @@ writes build/gpu/pack/site.tar.xz: the wheels of wheels.txt, unpacked; this dist
 library, prebuilt for CUDA (VLLM_KERNELS=source); bytecode of all; and the CPU's digests of an 8B
 Llama's shapes. What travels, the repository included, is refused above 60 MiB.
 
-With --unpack, on the GPU machine, it unpacks the archive to build/gpu/site.
+With --unpack, on the GPU machine, it unpacks the archive to build/gpu/site, unless it was made of
+other sources than those beside it.
 """
 
 from __future__ import annotations
 
 import argparse
 import compileall
+import hashlib
 import importlib.util
 import os
 import py_compile
@@ -37,6 +39,15 @@ FOLDER = ROOT / "build" / "gpu"
 SITE = FOLDER / "site"
 ARCHIVE = FOLDER / "pack" / "site.tar.xz"
 WHEELS = Path(__file__).with_name("wheels.txt")
+SOURCES = (
+    *("vllm", "csrc", "cmake", "patches", "CMakeLists.txt", "upstream.toml"),
+    *("benchmarks/gpu/cases.py", "benchmarks/gpu/shapes.py", "benchmarks/gpu/wheels.txt"),
+)
+"""What the archive is made of, in the repository."""
+
+SOURCES_FILE = "sources.txt"
+"""Their digest, in the archive and beside it."""
+
 LIMIT = 60 << 20
 """Bytes that may travel."""
 
@@ -107,6 +118,20 @@ def write_archive(folder: Path) -> None:
         for path in files:
             tar.add(path, path.relative_to(folder))
     (ARCHIVE.parent / "python.txt").write_text(version())
+    shutil.copy2(folder / SOURCES_FILE, ARCHIVE.parent)
+
+
+def sources_digest(root: Path = ROOT) -> str:
+    """Return a digest of the names and bytes of `SOURCES`; there may be no git."""
+    digest = hashlib.sha256()
+    for name in SOURCES:
+        place = root / name
+        files = [place] if place.is_file() else place.rglob("*")
+        for path in sorted(path for path in files if path.is_file()):
+            if path.suffix != ".pyc":
+                contents = path.read_bytes()
+                digest.update(f"{path.relative_to(root)} {len(contents)}\n".encode() + contents)
+    return digest.hexdigest()
 
 
 def version() -> str:
@@ -117,7 +142,8 @@ def unpack() -> None:
     """Unpack the archive, unless it has been.
 
     Raises:
-        ValueError: it is not there or for another Python, or this one lacks a package.
+        ValueError: it is not there, or for another Python or of other sources, or this Python lacks
+            a package.
     """
     if not ARCHIVE.exists():
         raise ValueError(
@@ -129,11 +155,20 @@ def unpack() -> None:
             f"the archive is for Python {packed}, and this is {version()}: make it with such a "
             "Python, or name another by PYTHON."
         )
+    sources = sources_digest()
+    if (ARCHIVE.parent / SOURCES_FILE).read_text() != sources:
+        raise ValueError(
+            f"the archive was made of other sources than this repository's ({', '.join(SOURCES)}): "
+            "make it again, see benchmarks.gpu.pack."
+        )
     if missing := [name for name in NEEDED if not _has(name)]:
         raise ValueError(
             f"{sys.executable} has not {', '.join(missing)}, which the archive leaves to the "
             "machine: install these, or name another Python by PYTHON."
         )
+    kept = SITE / SOURCES_FILE
+    if kept.exists() and kept.read_text() == sources:
+        return
     with replacing(SITE) as partial, tarfile.open(ARCHIVE) as tar:
         tar.extractall(partial, filter="fully_trusted")
 
@@ -180,10 +215,12 @@ def pack(architectures: str) -> None:
         DistributionError: the distribution cannot be assembled or built.
         subprocess.CalledProcessError: pip, strip or the digests failed.
     """
+    sources = sources_digest()  # of what is read below, should it be edited meanwhile
     steps = {
         "wheels": install_wheels,
         "distribution": lambda folder: add_distribution(folder, architectures),
         "digests": add_digests,
+        "sources": lambda folder: (folder / SOURCES_FILE).write_text(sources),
         "bytecode": compile_all,
         "archive": write_archive,
     }

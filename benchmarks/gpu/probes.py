@@ -5,7 +5,8 @@
 Printed is JSON: the machine, PyTorch's switches as a process has them that never imported vLLM, and
 what became of each probe. The status is 0, or 2 if kernels that begin early go wrong, so that the
 others run with ``VLLM_FORK_CUDA_DEPENDENT_LAUNCH=0``, or 1 if anything else does. What is tried is
-printed before it is: a GPU that hangs says nothing any more.
+printed before it is: a GPU that hangs says nothing any more. On a Hopper and later GPUs kernels
+have to begin early, or nothing of that would be tried.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 
+LAUNCHES = "kernels that begin early"
 EARLY = "kernels that begin early, in a CUDA graph"
 
 
@@ -112,13 +114,15 @@ def outcome(probe: Callable[[], bool]) -> str:
 
 
 def main() -> None:
-    found = machine() | {"kernels that begin early": launches()}
+    found = machine() | {LAUNCHES: launches()}
     for name, probe in PROBES.items():
         print(json.dumps({**found, "during": name}), flush=True)
         found[name] = outcome(probe)
     print(json.dumps(found), flush=True)
     wrong = [name for name in PROBES if found[name] != "works"]
-    sys.exit(0 if not wrong else 2 if EARLY in wrong else 1)
+    is_able = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+    is_in_turn = is_able and found[LAUNCHES] != "on"
+    sys.exit(2 if EARLY in wrong else 1 if wrong or is_in_turn else 0)
 
 
 if __name__ == "__main__":

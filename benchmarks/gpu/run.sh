@@ -32,6 +32,8 @@ mkdir -p "$results"
 export VLLM_HOST_IP=127.0.0.1 MASTER_ADDR=127.0.0.1 GLOO_SOCKET_IFNAME=lo NCCL_SOCKET_IFNAME=lo
 export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 TOKENIZERS_PARALLELISM=false PYTHONUNBUFFERED=1
 export TRITON_CACHE_DIR="$PWD/$folder/triton" XDG_CACHE_HOME="$PWD/$folder/cache"
+# Of an earlier attempt: kernels are tried as users have them.
+unset VLLM_FORK_CUDA_DEPENDENT_LAUNCH VLLM_FORK_CUDA_TENSOR_CORES VLLM_FORK_OTHER_BITS VLLM_BATCH_INVARIANT
 export PYTHONPATH="$PWD/$folder/site:$PWD" VLLM_FORK_LIBRARY="$PWD/$folder/site/vllm/_fork_C.abi3.so"
 
 # Copies what matters to $OUT; a full disk stops nothing.
@@ -40,7 +42,7 @@ publish() {
   good=$?
   [ -n "${OUT:-}" ] || return 0
   { mkdir -p "$OUT" && cp "$results"/table.txt "$results"/results.json "$OUT/" &&
-    (cd "$results" && tail -c 20000 ./*.err ./nvidia-smi.out ./engine*.out ./bits--e*.out ||
+    (cd "$results" && { head -c 100000 ./memcheck.out; tail -c 20000 ./*.err ./*.out; } || # its first errors count
       true) >"$OUT/log.txt"; } 2>/dev/null ||
     echo "note: $OUT has no copy of the results; they are in $results." >&2
 }
@@ -57,20 +59,35 @@ step() {
     return 1
   fi
   begin=$SECONDS
-  timeout --kill-after=3 "$limit" "$@" >"$file.out" 2>"$file.err" </dev/null
+  timeout --kill-after=3 "$limit" "$@" >"$file.out" 2>"$file.err" </dev/null &
+  child=$!
+  wait "$child" # a signal ends this at once, and would wait for a program in the foreground
   status=$?
   printf '%s\t%s\t%s\n' "$name" "$status" $((SECONDS - begin)) >>"$results/steps.tsv"
   printf '%4d s  %-28s status %s\n' "$SECONDS" "$name" "$status"
   return "$status"
 }
 
+with=() # put before the commands of measure
 measure() { # NAME LIMIT MODULE ARGUMENTS...
   local name=$1 limit=$2
   shift 2
-  step "$name" "$limit" "$python" -m "benchmarks.gpu.$1" "${@:2}"
+  step "$name" "$limit" "${with[@]}" "$python" -m "benchmarks.gpu.$1" "${@:2}"
 }
 
+beside() { # the same, beside what follows
+  (
+    child=
+    trap 'kill $child; exit 143' TERM
+    measure "$@"
+  ) &
+}
+
+passed() { grep -q "^$1	0	" "$results/steps.tsv"; }
+
 finish() {
+  trap - INT TERM HUP
+  kill $(jobs -p) 2>/dev/null
   publish
   echo
   cat "$results/table.txt"
@@ -91,28 +108,34 @@ first_call() {
   publish
 
   # Bits of operations, all at once.
-  measure "bits: start" 60 bits start --device "$device" &
-  measure "bits: operations" 60 bits operations --device "$device" &
-  measure "bits: shapes" 75 bits shapes --device "$device" &
-  measure "bits: draws" 60 bits draws --device "$device" &
-  measure "generate" 60 generate "$results/default.npz" --device "$device" &
-  measure "generate without cudnn" 60 generate "$results/no-cudnn.npz" --device "$device" --no-cudnn &
+  beside "bits: start" 60 bits start --device "$device"
+  beside "bits: operations" 60 bits operations --device "$device"
+  beside "bits: shapes" 75 bits shapes --device "$device"
+  beside "bits: draws" 60 bits draws --device "$device"
+  beside "generate" 60 generate "$results/default.npz" --device "$device"
+  beside "generate without cudnn" 60 generate "$results/no-cudnn.npz" --device "$device" --no-cudnn
   wait
   publish
-  if ! grep -q "^bits: start	0	" "$results/steps.tsv"; then # which of two features is to blame?
-    VLLM_FORK_CUDA_TENSOR_CORES=mma measure "bits: start with mma" 40 bits start --device "$device" &
-    VLLM_FORK_CUDA_DEPENDENT_LAUNCH=0 measure "bits: start in turn" 40 bits start --device "$device" &
+  if ! passed "bits: start"; then # which of two features is to blame?
+    VLLM_FORK_CUDA_TENSOR_CORES=mma beside "bits: start with mma" 40 bits start --device "$device"
+    VLLM_FORK_CUDA_DEPENDENT_LAUNCH=0 beside "bits: start in turn" 40 bits start --device "$device"
     wait
+    # Engines start with the feature off, or with a warning: other faults are to be found, too.
+    with=(env VLLM_FORK_OTHER_BITS=1)
+    ! passed "bits: start in turn" || with=(env VLLM_FORK_CUDA_DEPENDENT_LAUNCH=0)
+    ! passed "bits: start with mma" || with=(env VLLM_FORK_CUDA_TENSOR_CORES=mma)
+    printf '%s\t0\t0\n' "bits of engines are tried with ${with[1]}" >>"$results/steps.tsv"
     publish
   fi
 
   # Bits of engines, all at once.
-  measure "bits: engine" 100 model_bits engine --device "$device" &
-  measure "bits: engine with graphs" 100 model_bits graphs --device "$device" &
-  measure "bits: attached model" 100 model_bits attached --device "$device" &
-  measure "bits: exact" 100 exact_bits exact "$results/default.npz" "$results/no-cudnn.npz" &
-  measure "hf_compat" 100 exact_bits hf_compat "$results/default.npz" &
+  beside "bits: engine" 100 model_bits engine --device "$device"
+  beside "bits: engine with graphs" 100 model_bits graphs --device "$device"
+  beside "bits: attached model" 100 model_bits attached --device "$device"
+  beside "bits: exact" 100 exact_bits exact "$results/default.npz" "$results/no-cudnn.npz"
+  beside "hf_compat" 100 exact_bits hf_compat "$results/default.npz"
   wait
+  with=()
   publish
 
   # Times, one after the other; what is answered under the variable may be wrong, and bits say so.
@@ -125,8 +148,15 @@ first_call() {
   done
 }
 
+count() { # NAME METRICS
+  step "$1" 75 ncu --clock-control none --target-processes all \
+    --kernel-name "regex:multiply|attention_kernel" --launch-count 40 --metrics "$2" --csv \
+    "$python" -m benchmarks.gpu.times products attention --rows 2048 8 --rounds 0 \
+    --shape "$shape" --device "$device"
+}
+
 second_call() {
-  [ -d "$folder/site/vllm" ] || unpack # another machine
+  unpack # on another machine; there is nothing to do on the same
   export VLLM_FORK_OTHER_BITS=1
   VLLM_FORK_CUDA_DEPENDENT_LAUNCH=0 measure "times in turn" 35 times products --rows 1 8 --shape "$shape" \
     --device "$device"
@@ -137,11 +167,9 @@ second_call() {
   counters+=",l1tex__data_pipe_lsu_wavefronts_mem_shared.avg.pct_of_peak_sustained_elapsed"
   counters+=",smsp__average_warps_issue_stalled_membar_per_issue_active.ratio"
   counters+=",gpu__time_duration.sum"
-  step "counters" 75 ncu --clock-control none --target-processes all \
-    --kernel-name "regex:multiply|attention_kernel" --launch-count 40 --metrics "$counters" --csv \
-    "$python" -m benchmarks.gpu.times products attention --rows 2048 8 --rounds 0 \
-    --shape "$shape" --device "$device"
-  cp "$results/counters.out" "${OUT:-/nowhere}/counters.csv" 2>/dev/null
+  count "counters" "$counters" || # an unknown name
+    count "fewer counters" "sm__throughput.avg.pct_of_peak_sustained_elapsed,gpu__time_duration.sum"
+  [ -z "${OUT:-}" ] || cat "$results"/*counters.out 2>/dev/null >"$OUT/counters.csv"
   publish
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 step "memcheck" 75 compute-sanitizer --tool memcheck \
     --print-limit 100 --error-exitcode 9 --kernel-name kernel_substring=vllm_fork \

@@ -23,6 +23,9 @@ NEEDED = (
 )
 """Steps that must find all bits equal before anything else is worth measuring."""
 
+UNCOUNTED = ("unpack", "probes")
+"""Steps that end well or do not; of others, results are counted."""
+
 MEMORY_ERRORS = "9"
 """The status of memcheck (--error-exitcode) when it has found some."""
 
@@ -49,7 +52,7 @@ def last_values(text: str) -> dict[str, Any]:
 def steps(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield what became of each step: name, status, seconds, values, error."""
     file = folder / "steps.tsv"
-    for line in file.read_text().splitlines() if file.exists() else []:
+    for line in file.read_text(errors="replace").splitlines() if file.exists() else []:
         name, status, seconds, *_ = [*line.split("\t"), "", ""]
         if not seconds.isdigit():  # the line is cut short
             continue
@@ -110,7 +113,7 @@ def ratios(times: dict[str, Any]) -> Iterator[tuple[str, str]]:
     counts = {name.rsplit(", ", 1)[1] for name in found if name.startswith("products: ")}
     for rows in sorted(counts, key=int):
         layer = [found.get(f"products: {matrix}, {rows}", {}) for matrix in MATRICES]
-        if all("torch" in one for one in layer):
+        if all(isinstance(one.get("torch"), float) for one in layer):
             ours, theirs = (sum(one[side] for one in layer) for side in ("portable", "torch"))
             yield (
                 f"a layer's products / cuBLAS, rows: {rows}",
@@ -142,7 +145,7 @@ def engine_ratios(found: dict[str, dict[str, Any]]) -> Iterator[tuple[str, str]]
 
 def to_mend(found: dict[str, dict[str, Any]]) -> list[str]:
     """Return the names of the steps for whose sake the machine is given back."""
-    if not _is_good(found.get("unpack", {"status": "0", "values": {}})):
+    if "unpack" in found and not _is_good(found["unpack"]):
         return ["unpack"]
     needed = NEEDED if set(NEEDED) & found.keys() or "counters" not in found else ()
     wrong = [name for name in needed if name not in found or not _is_good(found[name])]
@@ -151,10 +154,12 @@ def to_mend(found: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def _is_good(step: dict[str, Any]) -> bool:
-    """An engine that dies when it is to end has given its answers before."""
+    """Of most steps what is counted counts: an engine may die when it is to end."""
+    if step["name"] in UNCOUNTED:
+        return bool(step["status"] == "0")
     values = step["values"]
-    has_all = values.get("of", 0) > 0 and values["equal"] == values["of"]
-    return step["status"] == "0" or (has_all and "during" not in values)
+    has_all = values.get("of", 0) > 0 and values.get("equal") == values["of"]
+    return has_all and "during" not in values
 
 
 def advice(found: dict[str, dict[str, Any]]) -> str:
@@ -168,19 +173,27 @@ def advice(found: dict[str, dict[str, Any]]) -> str:
     return "call 2 ran on a machine without the results of call 1: keep the numbers"
 
 
+def print_rows(name: str, rows: Iterator[tuple[str, str]]) -> None:
+    """Print rows of the table, made as they are printed; what is odd is told, and others follow."""
+    try:
+        for row, text in rows:
+            print(f"| {row} | {text} |")
+    except Exception as error:  # the sentence at the end has to be printed
+        print(f"| {name} | cannot be shown: {type(error).__name__}: {error} |")
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     found = {step["name"]: step for step in steps(folder)}
     with contextlib.suppress(OSError):
         (folder / "results.json").write_text(json.dumps(list(found.values()), indent=1) + "\n")
-    rows = [(name, cell(step)) for name, step in found.items()]
-    for name in ("times", "times in turn"):
-        if name in found:
-            rows += [(f"{name}: {row}", text) for row, text in ratios(found[name]["values"])]
-    rows += engine_ratios(found)
     print("| | |\n| --- | --- |")
-    for name, text in rows:
-        print(f"| {name} | {text} |")
+    for name, step in found.items():
+        print_rows(name, ((name, cell(one)) for one in [step]))
+    for name in ("times", "times in turn"):
+        values = found.get(name, {}).get("values", {})
+        print_rows(name, ((f"{name}: {row}", text) for row, text in ratios(values)))
+    print_rows("engines", engine_ratios(found))
     print(f"\n{advice(found)}")
     sys.exit(bool(to_mend(found)))
 

@@ -214,6 +214,23 @@ def test_a_while_ends(restored: None) -> None:
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
+def test_a_switch_that_refuses_leaves_no_other_changed(
+    restored: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(value: bool) -> None:
+        raise RuntimeError("not now")
+
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.cuda.enable_flash_sdp(False)
+    monkeypatch.setattr(torch.backends.cuda, "enable_flash_sdp", refuse)
+    with (
+        pytest.raises(RuntimeError, match=r"flash_sdp_enabled is False, and cannot be set to True"),
+        with_fresh_switches(),
+    ):
+        raise AssertionError
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_the_order_of_attention_is_pytorchs_to_write(restored: None) -> None:
     """At its first attention on a GPU it may put cuDNN first, which a fresh process has not yet."""
     order = torch._C._get_sdp_priority_order()

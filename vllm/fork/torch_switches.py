@@ -203,7 +203,7 @@ def fresh_switches() -> Switches:
 
 
 def write_switches(wanted: Switches) -> dict[str, tuple[Any, Any]]:
-    """Set this process's switches, but for `READ_ONLY`.
+    """Set this process's switches, but for `READ_ONLY`: all that can be set.
 
     Args:
         wanted: values by name.
@@ -218,7 +218,8 @@ def write_switches(wanted: Switches) -> dict[str, tuple[Any, Any]]:
     before = read_switches()
     for name, value in wanted.items():
         if _read(SWITCHES[name]) != value:
-            SWITCHES[name].write(value)
+            with suppress(RuntimeError):  # it is found below, and the others are to be set
+                SWITCHES[name].write(value)
     after = read_switches()
     for name, value in wanted.items():
         if after[name] != value:
@@ -243,8 +244,8 @@ def with_fresh_switches() -> Iterator[None]:
         RuntimeError: see `use_fresh_switches`.
     """
     before = read_switches()
-    use_fresh_switches()
     try:
+        use_fresh_switches()
         yield
     finally:
         write_switches({name: value for name, value in before.items() if value != MIXED})

@@ -12,13 +12,12 @@ namespace vllm_fork {
 inline constexpr const char* kDependentLaunchVariable = "VLLM_FORK_CUDA_DEPENDENT_LAUNCH";
 
 // Why kernels may not begin while the one before still runs (dependent_launch.cuh); empty if they
-// may. `asked` is the value of the variable, or null. `capability` is the GPU's, 10 * major + minor;
-// `waits`: whether the code that it has got of this library waits.
+// may. `asked` is the value of the variable, or null; only 1 is as if there were none. `capability`
+// is the GPU's, 10 * major + minor; `waits`: whether the code that it has got of this library waits.
 inline std::string reason_to_begin_in_turn(const char* asked, int capability, bool waits) {
   constexpr int kHopper = 90;
-  if (asked != nullptr && std::string(asked) == "0") {
-    return std::string(kDependentLaunchVariable) + "=0";
-  }
+  const std::string value = asked == nullptr ? "" : asked;
+  if (!value.empty() && value != "1") return std::string(kDependentLaunchVariable) + "=" + value;
   if (capability < kHopper) {
     return "the GPU has compute capability " + std::to_string(capability / 10) + "." +
            std::to_string(capability % 10) + ", and it needs 9.0";

@@ -49,6 +49,8 @@ def test_a_wrong_bit_of_the_start_is_told_by_its_byte(monkeypatch: pytest.Monkey
     monkeypatch.setattr(self_check, "answers", wrong)
     count = bits.Count()
     bits.start(count, "other")
+    assert [*count.values["differing"].values()] == ["other bits"]
+    count.explain()
     assert count.values["equal"] == count.values["of"] - 1
     (found,) = count.values["differing"].values()
     assert (found["differ"], found["first"][0]["place"]) == (1, [5])
@@ -122,6 +124,22 @@ def test_shapes_find_what_differs(monkeypatch: pytest.MonkeyPatch, kept_shapes: 
     assert count.values["differing"]["vocabulary: all"] == (
         "RuntimeError: an illegal memory access was encountered"
     )
+
+
+def test_after_an_error_of_cuda_nothing_more_is_tried(
+    monkeypatch: pytest.MonkeyPatch, kept_shapes: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would fail in every later group."""
+
+    def broken(x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(cases, "portable_product", broken)
+    with pytest.raises(RuntimeError, match=r"^CUDA error"):
+        bits.shapes(bits.Count(), "cpu", kept_shapes)
+    last = printed(capsys)[-1]
+    assert last["during"] == next(iter(cases.groups("tiny")))
+    assert (last["equal"], last["of"]) == (0, 1)
 
 
 def test_shapes_on_an_emulated_gpu(kept_shapes: Path, emulated_library: Path) -> None:

@@ -14,6 +14,7 @@ from packaging.utils import canonicalize_name
 from benchmarks.gpu import pack
 from distribution import kernels
 from distribution.pristine import pristine_text
+from tests.engines import ROOT
 
 
 def wheels() -> dict[str, str]:
@@ -47,6 +48,7 @@ def test_what_is_unpacked_is_what_was_packed(
     monkeypatch.setattr(pack, "ARCHIVE", tmp_path / "pack" / "site.tar.xz")
     monkeypatch.setattr(pack, "SITE", tmp_path / "site")
     pack.compile_all(folder)
+    (folder / pack.SOURCES_FILE).write_text(pack.sources_digest())
     pack.write_archive(folder)
     pack.unpack()
     (code,) = (tmp_path / "site").rglob("*.pyc")
@@ -57,6 +59,8 @@ def test_what_is_unpacked_is_what_was_packed(
         cwd=tmp_path / "site", check=True, capture_output=True, text=True,
     )  # fmt: skip
     assert done.stdout == "1\n"
+    pack.unpack()  # what is there already stays
+    assert (tmp_path / "site" / "some" / "module.py").read_text() == "VALUE = 2\n"
 
 
 @pytest.fixture
@@ -66,6 +70,7 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(pack, "ARCHIVE", file)
     file.touch()
     (tmp_path / "python.txt").write_text(pack.version())
+    (tmp_path / pack.SOURCES_FILE).write_text(pack.sources_digest())
     return file
 
 
@@ -75,9 +80,30 @@ def test_an_archive_for_another_python_is_refused(archive: Path) -> None:
         pack.unpack()
 
 
+def test_an_archive_of_other_sources_is_refused(archive: Path) -> None:
+    """Or old kernels would be measured, and taken for the new ones."""
+    (archive.parent / pack.SOURCES_FILE).write_text("0" * 64)
+    with pytest.raises(ValueError, match=r"made of other sources than this repository's"):
+        pack.unpack()
+
+
+def test_each_file_of_the_sources_counts(tmp_path: Path) -> None:
+    (tmp_path / "csrc").mkdir()
+    (tmp_path / "csrc" / "one.cu").write_text("1")
+    found = {pack.sources_digest(tmp_path)}
+    (tmp_path / "csrc" / "two.cu").write_text("")
+    found.add(pack.sources_digest(tmp_path))
+    (tmp_path / "csrc" / "one.cu").write_text("2")
+    found.add(pack.sources_digest(tmp_path))
+    assert len(found) == 3
+    (tmp_path / "csrc" / "one.pyc").write_text("made when it is run")
+    assert pack.sources_digest(tmp_path) in found
+    assert all((ROOT / name).exists() for name in pack.SOURCES)
+
+
 def test_what_the_machine_lacks_is_named(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pack, "NEEDED", ("torch", "no_such_module", "neither_this"))
-    with pytest.raises(ValueError, match=r"has not no_such_module, neither_this, which"):
+    monkeypatch.setattr(pack, "NEEDED", ("torch", "no_such_module", "neither.this"))
+    with pytest.raises(ValueError, match=r"has not no_such_module, neither\.this, which"):
         pack.unpack()
 
 

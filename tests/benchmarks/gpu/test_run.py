@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +34,13 @@ if fault == "hang":
     time.sleep(1000)
 if fault == "crash":
     os.abort()
+if fault == "nothing":
+    sys.exit(0)
 if fault == "error":
     raise OSError("a disk error")
-if fault == "other bits":
+if fault == "other bits but with mma" and os.environ.get(variables[1]) == "mma":
+    fault = None
+if fault and fault.startswith("other bits"):
     print(json.dumps({{"equal": 1, "of": 2, "differing": {{"products, qkv: norm, 5": 1}}}}))
     sys.exit(1)
 print(json.dumps(counted))
@@ -50,7 +56,10 @@ class Call:
         lines: what it printed.
     """
 
-    def __init__(self, folder: Path, number: str, faults: dict[str, str], **more: str) -> None:
+    def __init__(
+        self, folder: Path, number: str, faults: dict[str, str], ended_in: str = "", **more: str
+    ) -> None:
+        """`ended_in`: the step that runs when the script gets a SIGTERM."""
         self.folder = folder
         for name in ("run.sh", "summary.py"):
             (folder / "benchmarks" / "gpu").mkdir(parents=True, exist_ok=True)
@@ -62,20 +71,23 @@ class Call:
             "PATH": os.environ["PATH"],
             "PYTHON": str(python),
             "OUT": str(folder / "out"),
+            "FAULTS": json.dumps(faults),
         }
-        done = subprocess.run(
+        running = subprocess.Popen(
             [str(folder / "benchmarks/gpu/run.sh"), number], stdin=subprocess.DEVNULL, text=True,
-            env={**environment, "FAULTS": json.dumps(faults), **more}, capture_output=True,
+            env=environment | more, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
-        self.status, self.lines, self.errors = (
-            done.returncode,
-            done.stdout.splitlines(),
-            done.stderr,
-        )
+        if ended_in:
+            while not any(one.startswith(ended_in) for one in self.calls):
+                time.sleep(0.1)
+            running.send_signal(signal.SIGTERM)
+        output, self.errors = running.communicate(timeout=300)
+        self.status, self.lines = running.returncode, output.splitlines()
 
     @property
     def calls(self) -> list[str]:
-        return (self.folder / "calls.txt").read_text().splitlines()
+        file = self.folder / "calls.txt"
+        return file.read_text().splitlines() if file.exists() else []
 
     def row(self, name: str) -> str:
         """Return what the table says of a step."""
@@ -116,6 +128,50 @@ def test_whatever_a_step_does_the_others_run(tmp_path: Path) -> None:
     assert all(" 0 " in one for one in call.calls if not one.startswith(("pack", "probes")))
 
 
+def test_engines_start_with_the_feature_off_that_is_to_blame(tmp_path: Path) -> None:
+    """Or the wrong bit at the start would hide what else there is."""
+    call = Call(tmp_path, "1", {"bits start": "other bits but with mma"})
+    assert call.lines[-1] == "give back, mend: bits: start"
+    variable = "VLLM_FORK_CUDA_TENSOR_CORES=mma"
+    assert call.row(f"bits of engines are tried with {variable}") == "done"
+    assert "model_bits graphs - mma 127.0.0.1" in call.calls
+    assert "engines deterministic - - 127.0.0.1" in call.calls
+
+
+def test_what_is_left_of_an_earlier_attempt_has_no_effect(tmp_path: Path) -> None:
+    left = {"VLLM_FORK_CUDA_DEPENDENT_LAUNCH": "0", "VLLM_FORK_CUDA_TENSOR_CORES": "mma"}
+    call = Call(tmp_path, "1", {}, **left)
+    assert all(one.endswith(" - - 127.0.0.1") for one in call.calls)
+
+
+def test_a_status_of_0_without_results_is_not_good(tmp_path: Path) -> None:
+    call = Call(tmp_path, "1", {"bits operations": "nothing"})
+    assert (call.status, call.lines[-1]) == (1, "give back, mend: bits: operations")
+
+
+@pytest.mark.parametrize("step", ["probes", "model_bits graphs"], ids=["alone", "beside others"])
+def test_a_call_that_is_ended_tells_what_it_has_and_leaves_nothing(
+    tmp_path: Path, step: str
+) -> None:
+    begin = time.monotonic()
+    call = Call(tmp_path, "1", {step: "hang"}, ended_in=step)
+    assert time.monotonic() - begin < 60  # the step's own limit is later
+    assert call.status == 1
+    assert call.lines[-1].startswith("give back, mend: ")
+    assert call.row("unpack") == "2 of 2 equal"
+    time.sleep(4)
+    mine = str(tmp_path / "python").encode()
+    running = [file for file in Path("/proc").glob("[0-9]*/cmdline") if mine in read(file)]
+    assert running == []
+
+
+def read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError:  # the process has ended
+        return b""
+
+
 def test_a_step_that_hangs_ends_at_its_limit_and_what_has_no_time_says_so(tmp_path: Path) -> None:
     call = Call(tmp_path, "1", {"probes": "hang"}, SECONDS_IN_ALL="14")
     assert call.status == 1
@@ -148,10 +204,11 @@ def test_what_memcheck_finds_counts_and_its_absence_does_not(tmp_path: Path) -> 
     assert without.status == 0
     sanitizer = tmp_path / "bin" / "compute-sanitizer"
     sanitizer.parent.mkdir()
-    sanitizer.write_text("#!/bin/sh\nexit 9\n")
+    sanitizer.write_text("#!/bin/sh\necho Invalid read; exit 9\n")
     sanitizer.chmod(0o755)
     call = Call(tmp_path, "2", {}, PATH=f"{sanitizer.parent}:{os.environ['PATH']}")
     assert (call.status, call.lines[-1]) == (1, "give back, mend: memcheck")
+    assert "Invalid read" in (tmp_path / "out" / "log.txt").read_text()
 
 
 def test_a_table_is_made_of_whatever_is_there(tmp_path: Path) -> None:
@@ -163,6 +220,21 @@ def test_a_table_is_made_of_whatever_is_there(tmp_path: Path) -> None:
     assert found["times"]["error"] == "status 255, and no message"
     assert found["bits: start"]["error"] == "it was ended by SIGABRT"
     assert "bits: start" not in summary.to_mend(found)
+
+
+def test_a_row_that_is_odd_does_not_hide_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "steps.tsv").write_bytes(b"times\t0\t3\nbits: start\t0\t9\n\xff\xfe\t1\n")
+    (tmp_path / "times.out").write_text('{"products: qkv, none": {"torch": 1.0}}\n')
+    (tmp_path / "bits--start.out").write_text('{"of": 2}\n')
+    monkeypatch.setattr(sys, "argv", ["summary.py", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        summary.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert "| bits: start | cannot be shown: KeyError: 'equal' |" in lines
+    assert any(line.startswith("| times | cannot be shown: ValueError") for line in lines)
+    assert lines[-1].startswith("give back, mend: probes, bits: start, ")
 
 
 def test_a_folder_for_results_that_is_full_stops_nothing(tmp_path: Path) -> None:
@@ -186,6 +258,7 @@ def test_times_are_told_as_ratios() -> None:
     times: dict[str, dict[str, Any]] = {
         f"products: {name}, 8": {"portable": 3.0, "torch": 2.0} for name in summary.MATRICES
     }
+    times |= {f"products: {name}, 1": {"portable": 3.0, "torch": "refused"} for name in ("o",)}
     times["attention: prompt, 2048"] = {"portable": 9.0, "cudnn": 3.0, "flash": 4.5}
     times["attention: decode, 8 x 2048"] = {"failure": "RuntimeError: no kernel"}
     assert list(summary.ratios(times)) == [

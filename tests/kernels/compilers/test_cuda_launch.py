@@ -121,14 +121,16 @@ def test_reasons_to_begin_in_turn(capability: int, code: int, reason: str, gpus:
     assert gpus.begins_early(0) == (reason == "")
 
 
-@pytest.mark.parametrize(("value", "is_early"), [("0", False), ("1", True), ("", True)])
+@pytest.mark.parametrize(
+    ("value", "is_early"), [("0", False), ("off", False), ("1", True), ("", True)]
+)
 def test_the_variable(
     value: str, is_early: bool, gpus: Gpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, value)
     gpus.describe(0)
     assert gpus.begins_early(0) is is_early
-    assert gpus.reason(0) == ("" if is_early else f"{VARIABLE}=0")
+    assert gpus.reason(0) == ("" if is_early else f"{VARIABLE}={value}")
 
 
 def test_each_gpu_is_asked_once(gpus: Gpus) -> None:
