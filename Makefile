@@ -68,12 +68,13 @@ demo: plan $(INSTALLED)  ## compare Hugging Face and this vLLM on the bundled mo
 	grep -oE '[A-Za-z]+(Error|Exception): .*' build/demo.log | head -n 1 >&2; echo "The whole output is in build/demo.log." >&2; exit $$status; }
 
 # Two files at a time, the longest first; those about servers, which look at latencies, have the
-# machine for themselves. Threads that wait leave their core to others.
+# machine for themselves. Threads that wait leave their core to others. A process that crashes ends
+# the run: with another in its place pytest-xdist waits for ever.
 TWO_AT_A_TIME := $(addprefix tests/,docs scale_out live_weights bulk receipts fork upstream parity distribution kernels \
 	hf_compat hf_numerics deterministic hf_exact parity_report models benchmarks structure)
 test: plan dev  ## all tests but the longest
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
-	$(TWO_AT_A_TIME)
+	--max-worker-restart=0 $(TWO_AT_A_TIME)
 	$(BIN)/python -m pytest $(addprefix --ignore=,$(TWO_AT_A_TIME))
 
 test-fast: plan dev  ## of every promise something, in five minutes
@@ -86,16 +87,14 @@ wheel: plan $(BIN)/python  ## one wheel to carry to other machines, and its hash
 	@mkdir -p dist && rm -f dist/vllm-*.whl && mv build/wheel/*.whl dist
 	@$(PYTHON) -m distribution.release dist
 
-# The property, seed, beam, speculation, fuzz and exactness tests at full length, and those that are
-# marked as long.
-test-long: plan dev  ## the longest tests: three hours or more
-	HF_COMPAT_TESTS=long $(BIN)/python -m pytest tests/hf_compat/test_generate.py \
-		tests/hf_compat/test_long_parameters.py \
-		tests/hf_compat/test_speculation.py tests/hf_compat/test_beams.py \
-		tests/server/test_fuzz.py tests/server/test_soak.py tests/server/test_stop_strings.py \
-		tests/hf_exact tests/hf_numerics tests/live_weights tests/distribution/test_nvcc.py \
-		tests/docs tests/bulk tests/receipts tests/scale_out tests/fork/test_compiler.py \
-		tests/kernels/compilers/test_cuda_build.py tests/upstream
+# The property, seed, beam, speculation, fuzz and exactness tests at full length, and of all others
+# what is marked as long.
+LENGTHENED := $(addprefix tests/, hf_exact hf_numerics live_weights upstream docs bulk receipts scale_out \
+	$(addprefix hf_compat/test_, generate.py long_parameters.py speculation.py beams.py) \
+	$(addprefix server/test_, fuzz.py soak.py stop_strings.py))
+test-long: plan dev  ## the longest tests: four hours or more
+	HF_COMPAT_TESTS=long $(BIN)/python -m pytest $(LENGTHENED)
+	HF_COMPAT_TESTS=long $(BIN)/python -m pytest -m "long or some" $(addprefix --ignore=,$(LENGTHENED))
 
 docs: plan dev  ## the documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

@@ -35,10 +35,26 @@ if TYPE_CHECKING:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave what is marked as long to the long run."""
-    left = [] if IS_LONG else [item for item in items if item.get_closest_marker("long")]
-    config.hook.pytest_deselected(items=left)
+    """Leave to the long run what is marked as long, and most cases of what is marked as `some`."""
+    left = set() if IS_LONG else {*filter(is_long, items), *most_cases(items)}
+    config.hook.pytest_deselected(items=[item for item in items if item in left])
     items[:] = [item for item in items if item not in left]
+
+
+def is_long(item: pytest.Item) -> bool:
+    return item.get_closest_marker("long") is not None
+
+
+def most_cases(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yield all but as many cases of a test as its mark says: the first, the last, some between."""
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("some") and not is_long(item):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in tests.values():
+        (count,) = cases[0].get_closest_marker("some").args
+        kept = {round(i * (len(cases) - 1) / max(count - 1, 1)) for i in range(count)}
+        yield from (item for i, item in enumerate(cases) if i not in kept)
 
 
 @pytest.fixture(scope="session")

@@ -52,6 +52,7 @@ def model(case: str, dtype: torch.dtype = torch.bfloat16) -> PreTrainedModel:
     return bundled_model(dtype) if case == "bundled" else random_model(case, dtype)
 
 
+@pytest.mark.long
 def test_the_start_up_check() -> None:
     """All groups, where a CPU computes some; see tests/kernels/product/test_self_check_paths.py."""
     with emulated_gpu() as gpu:
@@ -72,6 +73,7 @@ def test_kernels_begin_early() -> None:
         assert dependent_launches(GPU) == "on"
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("case", PRODUCTS)
 def test_an_attached_model(case: str) -> None:
     """A prompt, and a batch with padding, then one more token with the cache.
@@ -243,6 +245,7 @@ def engine(*arguments: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_an_engine_on_the_kernels_of_a_gpu(emulated_library: Path) -> None:
     """Real scheduling, with chunks and pages: the tokens and log-probabilities of the CPU."""
     emulated, plain = engine(str(emulated_library)), engine()
@@ -269,7 +272,7 @@ LAUNCHES_OF_A_LAYER = [
 already."""
 
 
-@pytest.mark.parametrize("length", [64, 2048])
+@pytest.mark.parametrize("length", [64, pytest.param(2048, marks=pytest.mark.long)])
 def test_a_layer_is_ten_launches(emulated_library: Path, length: int) -> None:
     sizes = ("--length", str(length))
     counted = engine(str(emulated_library), "--launches", *sizes)

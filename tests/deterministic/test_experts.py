@@ -285,6 +285,7 @@ def test_attached_to_transformers(engine: LLM, folder: Path) -> None:
         assert_same(model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1], logits)
 
 
+@pytest.mark.long
 def test_two_ranks(engine: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     with started(folder, 2) as other:

@@ -86,6 +86,7 @@ def test_a_toolkit_needs_no_help_to_link(tmp_path: Path) -> None:
     assert not (tmp_path / "links").exists()
 
 
+@pytest.mark.long
 def test_the_kernels_compile_with_nothing_but_pip_s_packages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,7 @@ def steps(example: str, *flags: str) -> list[tuple[int, float]]:
     return [(int(number), float(apart)) for number, _, apart in STEP.findall(out)]
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_goes_on(tmp_path: Path) -> None:
     """With the weights, the optimizer and the step that it had; its server was killed, too."""
     flags = ("--folder", str(tmp_path / "kept"))

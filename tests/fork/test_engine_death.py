@@ -25,7 +25,13 @@ def engine_processes() -> set[psutil.Process]:
     }
 
 
-@pytest.mark.parametrize("hf_compat", [True, False], ids=["hf_compat", "no flag"])
+@pytest.mark.parametrize(
+    "hf_compat",
+    [
+        pytest.param(True, id="hf_compat"),
+        pytest.param(False, id="no flag", marks=pytest.mark.long),
+    ],
+)
 def test_a_killed_engine(hf_compat: bool) -> None:
     before = engine_processes()  # other tests of this process may keep engines of theirs
     with bundled_engine(hf_compat=hf_compat, enforce_eager=True) as llm:

@@ -149,8 +149,14 @@ def answers(llm: LLM, prompts: list[list[int]]) -> list[list[list[int]]]:
 
 @pytest.mark.parametrize(
     "mode",
-    [{"hf_compat": True}, {"hf_compat": False, "deterministic": True, "dtype": "bfloat16"}],
-    ids=["hf_compat", "deterministic"],
+    [
+        pytest.param({"hf_compat": True}, id="hf_compat"),
+        pytest.param(
+            {"hf_compat": False, "deterministic": True, "dtype": "bfloat16"},
+            id="deterministic",
+            marks=pytest.mark.long,
+        ),
+    ],
 )
 def test_a_synchronous_engine_has_the_same_tokens(
     mode: dict[str, Any], prompts: list[list[int]]

@@ -23,7 +23,7 @@ def as_prompts(prompts: list[list[int]]) -> list[dict[str, list[int]]]:
     return [{"prompt_token_ids": prompt} for prompt in prompts]
 
 
-@pytest.mark.parametrize("penalty", [1.0, 1.2])
+@pytest.mark.parametrize("penalty", [pytest.param(1.0, marks=pytest.mark.long), 1.2])
 def test_32_prompts_x_96_tokens(
     engine: LLM, hf_model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, penalty: float
 ) -> None:

@@ -99,6 +99,7 @@ def stock_run(model: PreTrainedModel, length: int) -> tuple[torch.Tensor, list[t
     return output.sequences, list(output.logits)
 
 
+@pytest.mark.some(12)
 @pytest.mark.parametrize(("shape", "dtype", "attention"), cases())
 @torch.inference_mode()
 def test_alone_and_in_a_group(shape: str, dtype: str, attention: str, tmp_path: Path) -> None:
@@ -130,6 +131,7 @@ def test_alone_and_in_a_group(shape: str, dtype: str, attention: str, tmp_path: 
             assert same_bits(found[i].float(), logits[step].float()), (i, step)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("kind", FORMATS)
 @torch.inference_mode()

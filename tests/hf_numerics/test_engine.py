@@ -108,13 +108,15 @@ def test_report_of_an_engine(bfloat16_engine: LLM) -> None:
     assert (counts["Attention"], counts["RowParallelLinear"], counts["RMSNorm"]) == (6, 12, 13)
 
 
-@pytest.mark.parametrize("shape", ["bloom-560m", "falcon-7b", "qwen3-30b-a3b"])
+@pytest.mark.some(1)
+@pytest.mark.parametrize("shape", ["qwen3-30b-a3b", "bloom-560m", "falcon-7b"])
 def test_models_with_operations_of_their_own(shape: str, tmp_path: Path) -> None:
     """BLOOM with ALiBi and its own activation, Falcon with one head of keys, and experts."""
     make_random_model(shape, tmp_path, num_layers=2, narrow=True)
     expect_random_prompts_logits(tmp_path, (1, 9, 130, 70), max_model_len=256)
 
 
+@pytest.mark.long
 def test_short_factors_of_longrope(tmp_path: Path) -> None:
     """A long Phi-3, whose longest text is left to the engine."""
     make_random_model("phi3-mini", tmp_path, num_layers=2, narrow=True)
@@ -162,6 +164,7 @@ def expect_logits(
         assert torch.equal(ours, torch.cat(theirs.logits).float())
 
 
+@pytest.mark.long
 def test_two_ranks_share_one_key_value_head(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

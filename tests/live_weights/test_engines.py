@@ -109,7 +109,7 @@ def adapter_at(folder: Path, name: str = "adapter", **settings: Any) -> LoRARequ
 
 @pytest.mark.parametrize(
     "mode",
-    [pytest.param(mode, marks=[pytest.mark.long] * (mode in ("none", "exact"))) for mode in MODES],
+    [pytest.param(mode, marks=[pytest.mark.long] * (mode != "deterministic")) for mode in MODES],
 )
 def test_each_way(new_model: Path, adapters: list[Path], tmp_path: Path, mode: str) -> None:
     settings = {**MODES[mode], "max_num_batched_tokens": 2048}

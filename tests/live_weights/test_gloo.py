@@ -92,7 +92,13 @@ class Part(ModuleSource):
         return islice(super().__iter__(), 30)
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one worker", "two workers"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(1, id="one worker"),
+        pytest.param(2, id="two workers", marks=pytest.mark.long),
+    ],
+)
 def workers(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 

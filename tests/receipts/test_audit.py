@@ -210,6 +210,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.long
 def test_answers_of_a_server(auditor: LLM, tmp_path: Path) -> None:
     flags = ["--hf-compat", "--deterministic", "--receipts", "--dtype", "bfloat16"]
     flags += ["--enable-scale-out", "--chat-template", CHAT_TEMPLATE, "--max-model-len", "512"]

@@ -53,6 +53,7 @@ def test_two_ranks_on_a_machine_of_any_numa_nodes(
     assert {row: answers[row] for row in asked} == asked
 
 
+@pytest.mark.long
 def test_ray_carries_the_flags_to_its_workers(
     local_ray: LocalRay,
     tokenizer: PreTrainedTokenizerBase,

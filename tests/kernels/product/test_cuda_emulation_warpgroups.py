@@ -270,6 +270,7 @@ CASES = ((256, 1), (520, 1), (520, 2))
 """Input channels and splits: blocks of one step, and of several."""
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_emulation_finds_faults(fault: str, tmp_path: Path, gpu: EmulatedProduct) -> None:
     """A kernel that forgets to wait, or waits for something else, has other bits or stops."""

@@ -80,6 +80,7 @@ def most_threads_of(listing: str) -> dict[str, int]:
     return {name: int(threads.group(1), 16) for name, threads in found.items() if threads}
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_machine_code(tmp_path: Path, architecture: str) -> None:
     """Tensor cores multiply, nothing spills, and no arithmetic is fused or approximate."""
