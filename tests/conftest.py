@@ -47,12 +47,12 @@ def is_long(item: pytest.Item) -> bool:
 
 def most_cases(items: list[pytest.Item]) -> Iterator[pytest.Item]:
     """Yield all but as many cases of a test as its mark says: the first, the last, some between."""
-    tests: dict[str, list[pytest.Item]] = {}
+    tests: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("some") and not is_long(item):
-            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for cases in tests.values():
-        (count,) = cases[0].get_closest_marker("some").args
+        mark = item.get_closest_marker("some")
+        if mark is not None and not is_long(item):
+            tests.setdefault((item.nodeid.partition("[")[0], *mark.args), []).append(item)
+    for (_, count), cases in tests.items():
         kept = {round(i * (len(cases) - 1) / max(count - 1, 1)) for i in range(count)}
         yield from (item for i, item in enumerate(cases) if i not in kept)
 
