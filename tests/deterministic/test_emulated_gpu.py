@@ -283,6 +283,7 @@ def test_a_layer_is_ten_launches(emulated_library: Path, length: int) -> None:
     assert len(LAUNCHES_OF_A_LAYER) == 10
 
 
+@pytest.mark.long
 def test_steps_can_be_cuda_graphs(emulated_library: Path, tmp_path: Path) -> None:
     """Replayed with the memory that was theirs, they have the bits of steps that are computed.
 

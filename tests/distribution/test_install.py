@@ -29,6 +29,8 @@ from distribution.series import load_series, patched_files
 from tests.distribution.fake_repository import identities, write_files
 from tests.engines import ROOT
 
+pytestmark = pytest.mark.long
+
 SOURCES = ("CMakeLists.txt", "cmake", "csrc", "distribution", "patches", "vllm", "setup.py",
            "pyproject.toml", "upstream.toml", "README.md", "LICENSE", "NOTICE")  # fmt: skip
 VERSION = "0.32.0+cpu.hf2"
@@ -138,13 +140,11 @@ def wheel(
     return made
 
 
-@pytest.mark.long
 # --- for development -----------------------------------------------------------------------------
 def test_the_command_line_says_the_version(editable: Environment) -> None:
     assert succeeded(editable.run("vllm", "--version")).stdout.split()[-1] == VERSION
 
 
-@pytest.mark.long
 def test_vllm_is_the_tree_in_the_build_folder(editable: Environment, repository: Path) -> None:
     code = (
         "import vllm; from importlib.metadata import version;"
@@ -154,13 +154,11 @@ def test_vllm_is_the_tree_in_the_build_folder(editable: Environment, repository:
     assert editable.python(code).split() == [str(file), VERSION, VERSION]
 
 
-@pytest.mark.long
 def test_the_compiled_kernels_load(editable: Environment, repository: Path) -> None:
     assert (repository / "build/cpu/src/vllm" / LIBRARY).is_file()
     assert editable.python(LOADED)
 
 
-@pytest.mark.long
 def test_edits_of_the_overlay_are_live(editable: Environment, repository: Path) -> None:
     module = repository / "vllm" / "fork_ops" / "library.py"
     original = module.read_text()
@@ -169,7 +167,6 @@ def test_edits_of_the_overlay_are_live(editable: Environment, repository: Path) 
     module.write_text(original)
 
 
-@pytest.mark.long
 def test_multimodal_packages_are_declared_as_an_extra(editable: Environment) -> None:
     lines = editable.python(
         "import importlib.metadata as m; print(*m.requires('vllm'), sep='\\n')"
@@ -179,7 +176,6 @@ def test_multimodal_packages_are_declared_as_an_extra(editable: Environment) -> 
         assert 'extra == "multimodal"' in line
 
 
-@pytest.mark.long
 def test_installing_again_makes_nothing_again(editable: Environment, repository: Path) -> None:
     before = built_files(repository)
     install_editable(editable, repository)
@@ -201,14 +197,12 @@ def built_files(repository: Path) -> dict[str, tuple[int, int]]:
     return {name: found[name] for name in names if name != str(build / "src/vllm" / LIBRARY)}
 
 
-@pytest.mark.long
 def test_an_installation_leaves_nothing_outside_the_build_folder(
     editable: Environment, repository: Path
 ) -> None:
     assert {path.name for path in repository.iterdir()} == {*SOURCES, "build"}
 
 
-@pytest.mark.long
 def test_it_can_be_uninstalled_and_installed_again(editable: Environment, repository: Path) -> None:
     succeeded(editable.pip("uninstall", "--yes", "vllm"))
     gone = editable.run("python", "-c", "import vllm")
@@ -299,7 +293,6 @@ def test_upstream_vllm_in_the_environment_is_refused(
     assert not (repository / "build").exists()
 
 
-@pytest.mark.long
 def test_a_damaged_wheel_is_refused_and_nothing_is_unpacked(
     editable: Environment, pin: Pin, tmp_path: Path
 ) -> None:

@@ -20,6 +20,8 @@ from tests.distribution.fake_repository import (
 from tests.distribution.newcomer import Newcomer
 from tests.distribution.package_index import Index, add_torch
 
+pytestmark = pytest.mark.long
+
 TORCH = "2.0"
 CPU_BUILD = f"{TORCH}+cpu"
 

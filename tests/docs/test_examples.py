@@ -41,6 +41,7 @@ def test_every_example_is_run() -> None:
     assert names == {*PRINTED, *in_scale_out, *in_reinforcement, "client.py", "hf_vs_vllm.py"}
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", PRINTED)
 def test_example(
     name: str,

@@ -15,6 +15,8 @@ from tests.engines import ROOT
 from tests.server.conftest import ENVIRONMENT
 from tests.sizes import size
 
+pytestmark = pytest.mark.long
+
 STEP = re.compile(r"step (\d+): reward ([\d.]+), (?:log-ratios|apart) at most (\S+)\n")
 
 
@@ -38,7 +40,6 @@ def steps(example: str, *flags: str) -> list[tuple[int, float]]:
     return [(int(number), float(apart)) for number, _, apart in STEP.findall(out)]
 
 
-@pytest.mark.long
 def test_a_run_that_is_killed_goes_on(tmp_path: Path) -> None:
     """With the weights, the optimizer and the step that it had; its server was killed, too."""
     flags = ("--folder", str(tmp_path / "kept"))
@@ -55,7 +56,6 @@ def test_a_run_that_is_killed_goes_on(tmp_path: Path) -> None:
     assert {apart for _, apart in found} == {0.0}
 
 
-@pytest.mark.long
 def test_adapters_that_are_trained() -> None:
     num_steps = size(3, 50)
     assert steps("grpo.py", "--lora", "--steps", str(num_steps)) == [
@@ -70,7 +70,6 @@ def test_the_trainer_of_trl() -> None:
     ]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("example", "flag"), [("grpo.py", "--plain"), ("grpo_trl.py", "--stock")])
 def test_they_are_apart_otherwise(example: str, flag: str) -> None:
     """What the examples print is not 0 by itself."""

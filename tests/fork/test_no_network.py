@@ -15,6 +15,8 @@ import pytest
 
 from tests.engines import MODEL, ROOT
 
+pytestmark = pytest.mark.long
+
 ALONE = ["unshare", "--user", "--map-root-user", "--net", "--uts", "sh", "-c"]
 
 ENGINE = """

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from vllm import LLM
     from vllm.lora.request import LoRARequest
 
+pytestmark = pytest.mark.long
+
 TEXTS = prompt_texts(6)
 """One of them has several blocks of the prefix cache."""
 
@@ -107,10 +109,7 @@ def adapter_at(folder: Path, name: str = "adapter", **settings: Any) -> LoRARequ
     return LoRARequest(name, 1 + sum(name.encode()), str(folder), **settings)
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [pytest.param(mode, marks=[pytest.mark.long] * (mode != "deterministic")) for mode in MODES],
-)
+@pytest.mark.parametrize("mode", MODES)
 def test_each_way(new_model: Path, adapters: list[Path], tmp_path: Path, mode: str) -> None:
     settings = {**MODES[mode], "max_num_batched_tokens": 2048}
     has_adapters = "enable_lora" in settings

@@ -25,6 +25,8 @@ from vllm.fork.weight_transfer.group import Meeting
 if TYPE_CHECKING:
     from vllm import LLM
 
+pytestmark = pytest.mark.long
+
 
 class Client:
     """What a trainer asks of an engine, of one in this process."""
@@ -92,13 +94,7 @@ class Part(ModuleSource):
         return islice(super().__iter__(), 30)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(1, id="one worker"),
-        pytest.param(2, id="two workers", marks=pytest.mark.long),
-    ],
-)
+@pytest.fixture(scope="module", params=[1, 2], ids=["one worker", "two workers"])
 def workers(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 

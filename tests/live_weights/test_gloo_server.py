@@ -19,6 +19,8 @@ from tests.server.requests import post
 from vllm.distributed.weight_transfer import ModuleSource, WeightTransferTrainerFactory
 from vllm.fork.weight_transfer import GlooTrainerInitInfo, RefusedError, WeightSyncClient
 
+pytestmark = pytest.mark.long
+
 FLAGS = ["--deterministic", "--dtype", "bfloat16"]
 FLAGS += ["--weight-transfer-config", '{"backend": "gloo"}']
 

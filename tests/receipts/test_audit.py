@@ -28,6 +28,8 @@ from vllm.receipts.file import Claim, check_form, claims_of
 if TYPE_CHECKING:
     from vllm import LLM
 
+pytestmark = pytest.mark.long
+
 NUM_FORGERIES = size(500, 5000)
 ENGINE: dict[str, Any] = {
     "dtype": "bfloat16", "deterministic": True, "receipts": True, "max_model_len": 512,
@@ -94,7 +96,6 @@ def test_an_audit_is_a_prefill(auditor: LLM, honest: list[Honest]) -> None:
     assert _number_of_steps(auditor) - steps <= 2
 
 
-@pytest.mark.long
 def test_two_ranks_make_the_same_receipts(honest: list[Honest]) -> None:
     with bundled_engine(**ENGINE, tensor_parallel_size=2) as llm:
         assert [one.receipt for one in answers(llm)] == [one.receipt for one in honest]
@@ -210,7 +211,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.long
 def test_answers_of_a_server(auditor: LLM, tmp_path: Path) -> None:
     flags = ["--hf-compat", "--deterministic", "--receipts", "--dtype", "bfloat16"]
     flags += ["--enable-scale-out", "--chat-template", CHAT_TEMPLATE, "--max-model-len", "512"]

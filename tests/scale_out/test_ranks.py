@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tests.scale_out.conftest import LocalRay
     from vllm import LLM
 
+pytestmark = pytest.mark.long
+
 CONFIG = GenerationConfig(max_new_tokens=24, no_repeat_ngram_size=3, repetition_penalty=1.2)
 PROMPTS = short_prompts(32)
 
@@ -36,7 +38,7 @@ def cores_are_chosen_by_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     "ranks",
     [
         pytest.param({"tensor_parallel_size": 2}, id="tensor parallel"),
-        pytest.param({"pipeline_parallel_size": 2}, id="pipeline", marks=pytest.mark.long),
+        pytest.param({"pipeline_parallel_size": 2}, id="pipeline"),
     ],
 )
 def test_two_ranks_on_a_machine_of_any_numa_nodes(
@@ -53,7 +55,6 @@ def test_two_ranks_on_a_machine_of_any_numa_nodes(
     assert {row: answers[row] for row in asked} == asked
 
 
-@pytest.mark.long
 def test_ray_carries_the_flags_to_its_workers(
     local_ray: LocalRay,
     tokenizer: PreTrainedTokenizerBase,
@@ -81,7 +82,6 @@ def test_ray_carries_the_flags_to_its_workers(
         assert torch.equal(torch.from_numpy(answer.logits), torch.cat(theirs.logits))
 
 
-@pytest.mark.long
 def test_two_engines_of_a_server(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     """In 16 bits, too, each engine of data parallelism has the bits of `generate()`."""
     flags = ["--hf-compat", "--dtype", "bfloat16", "--data-parallel-size", "2"]
