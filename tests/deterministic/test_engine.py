@@ -143,6 +143,7 @@ def logits_of(output: Any, vocab_size: int) -> torch.Tensor:
     return torch.tensor(rows)
 
 
+@pytest.mark.long
 def test_bits_are_the_committed_ones(drafting_engine: LLM) -> None:
     """Those of the first row of docs/determinism.md, made by other machines."""
     kept = json.loads((ROOT / "docs" / "determinism.json").read_text())["digests"]
@@ -157,6 +158,7 @@ def test_bits_are_the_committed_ones(drafting_engine: LLM) -> None:
     assert len(short) > 20
 
 
+@pytest.mark.long
 def test_drafts_and_another_instruction_set(
     drafting_engine: LLM, attached: PreTrainedModel, prompts: list[list[int]]
 ) -> None:

@@ -92,6 +92,7 @@ def logits_of(engine: LLM, prompts: list[list[int]], adapters: list[Any]) -> lis
     return [torch.as_tensor(output.outputs[0].logits) for output in outputs]
 
 
+@pytest.mark.long
 def test_batches_with_several_adapters(engine: LLM, folders: dict[str, Path]) -> None:
     """Alone, all but one prompt are computed whole; PEFT's model says what is roughly right."""
     from peft import PeftModel

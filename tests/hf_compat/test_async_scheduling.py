@@ -147,16 +147,11 @@ def answers(llm: LLM, prompts: list[list[int]]) -> list[list[list[int]]]:
     return [[list(one.token_ids) for one in output.outputs] for output in outputs]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "mode",
-    [
-        pytest.param({"hf_compat": True}, id="hf_compat"),
-        pytest.param(
-            {"hf_compat": False, "deterministic": True, "dtype": "bfloat16"},
-            id="deterministic",
-            marks=pytest.mark.long,
-        ),
-    ],
+    [{"hf_compat": True}, {"hf_compat": False, "deterministic": True, "dtype": "bfloat16"}],
+    ids=["hf_compat", "deterministic"],
 )
 def test_a_synchronous_engine_has_the_same_tokens(
     mode: dict[str, Any], prompts: list[list[int]]

@@ -207,6 +207,7 @@ def adapters(dtype: str, tmp_path: Path) -> list[PeftModel]:
     return found
 
 
+@pytest.mark.long
 def test_requests_with_two_adapters_and_without(
     exact_engine: LLM,
     stock_model: PreTrainedModel,

@@ -23,6 +23,7 @@ def cancelling(shape: tuple[int, ...], dim: int, generator: torch.Generator) -> 
     return torch.cat((half, -half), dim)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 2, 64), (12, 12, 64)])
 def test_many_requests(dtype: torch.dtype, heads: int, kv_heads: int, size: int) -> None:
