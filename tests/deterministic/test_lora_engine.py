@@ -112,6 +112,7 @@ def test_batches_with_several_adapters(engine: LLM, folders: dict[str, Path]) ->
         assert (plain - right).norm() > 0.1 * right.norm()
 
 
+@pytest.mark.long
 def test_two_ranks(engine: LLM, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     chosen = mixed_adapters(folders)

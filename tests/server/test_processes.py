@@ -97,6 +97,7 @@ def test_an_engine_without_its_server_ends(starting: Server) -> None:
     assert not alive
 
 
+@pytest.mark.long
 def test_a_server_that_is_terminated_while_it_starts_ends(starting: Server) -> None:
     """It waits for its engine then, and served once that was there."""
     engine_of(starting)
@@ -109,6 +110,7 @@ def test_a_server_that_is_terminated_while_it_starts_ends(starting: Server) -> N
     assert "startup complete" not in starting.log.read_text()
 
 
+@pytest.mark.long
 def test_workers_without_their_engine_end_while_they_start(tmp_path: Path) -> None:
     """They wait for each other then, and look for their engine only once they have a model."""
     server = start_server(tmp_path, "--tensor-parallel-size", "2", "--dtype", "float32")
