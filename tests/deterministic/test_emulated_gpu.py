@@ -272,7 +272,8 @@ LAUNCHES_OF_A_LAYER = [
 already."""
 
 
-@pytest.mark.parametrize("length", [64, pytest.param(2048, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("length", [64, 2048])
 def test_a_layer_is_ten_launches(emulated_library: Path, length: int) -> None:
     sizes = ("--length", str(length))
     counted = engine(str(emulated_library), "--launches", *sizes)
