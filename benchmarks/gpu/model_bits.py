@@ -116,11 +116,13 @@ def by_engine(
     """Answer the prompts in one batch of an engine, which runs on the environment's device."""
     from benchmarks.determinism_side import start
     from vllm import SamplingParams
+    from vllm.config import CUDAGraphMode
 
     arguments = {"max_num_batched_tokens": 16, "max_num_seqs": 16, **MORE, **more}
     llm = start(str(MODEL), dtype, "deterministic", arguments)
     graphs = llm.llm_engine.vllm_config.compilation_config.cudagraph_mode
-    if device == "cuda" and not arguments.get("enforce_eager", True) and not graphs:
+    wants_graphs = device == "cuda" and not arguments.get("enforce_eager", True)
+    if wants_graphs and graphs == CUDAGraphMode.NONE:
         raise RuntimeError("the engine has decided against CUDA graphs")
     params = SamplingParams(
         max_tokens=TOKENS, temperature=0, ignore_eos=True, logprobs=-1, detokenize=False,

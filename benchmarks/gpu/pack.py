@@ -156,7 +156,8 @@ def unpack() -> None:
             "Python, or name another by PYTHON."
         )
     sources = sources_digest()
-    if (ARCHIVE.parent / SOURCES_FILE).read_text() != sources:
+    made_of = ARCHIVE.parent / SOURCES_FILE
+    if not made_of.exists() or made_of.read_text() != sources:
         raise ValueError(
             f"the archive was made of other sources than this repository's ({', '.join(SOURCES)}): "
             "make it again, see benchmarks.gpu.pack."

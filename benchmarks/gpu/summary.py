@@ -98,8 +98,6 @@ def cell(step: dict[str, Any]) -> str:
             text += f"; {Path(name[7:]).stem}: {other['equal']} of {other['of']}"
     if names := list(values["differing"]):
         text += f"; not {', '.join(names[:MOST_NAMES])}{' ...' if len(names) > MOST_NAMES else ''}"
-    if "wrong" in values:
-        text += f"; wrong: {values['wrong']}"
     if "during" in values:
         text += f"; ended during {values['during']}"
     is_whole = "during" not in values

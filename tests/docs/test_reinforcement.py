@@ -13,7 +13,6 @@ import pytest
 
 from tests.engines import ROOT
 from tests.server.conftest import ENVIRONMENT
-from tests.sizes import size
 
 pytestmark = pytest.mark.long
 
@@ -50,21 +49,21 @@ def test_a_run_that_is_killed_goes_on(tmp_path: Path) -> None:
             break
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
-    found = steps("grpo.py", *flags, "--steps", str(size(5, 50)), "--sleep")
+    found = steps("grpo.py", *flags, "--steps", "50", "--sleep")
     assert found[0][0] in (3, 4)  # a step may have ended that was not printed
-    assert found[-1][0] == size(5, 50)
+    assert found[-1][0] == 50
     assert {apart for _, apart in found} == {0.0}
 
 
 def test_adapters_that_are_trained() -> None:
-    num_steps = size(3, 50)
+    num_steps = 50
     assert steps("grpo.py", "--lora", "--steps", str(num_steps)) == [
         (number, 0.0) for number in range(1, num_steps + 1)
     ]
 
 
 def test_the_trainer_of_trl() -> None:
-    num_steps = size(2, 20)
+    num_steps = 20
     assert steps("grpo_trl.py", "--steps", str(num_steps)) == [
         (number, 0.0) for number in range(1, num_steps + 1)
     ]

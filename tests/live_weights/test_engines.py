@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM
 from tests.engines import MODEL, bundled_engine
 from tests.live_weights.checkpoints import Tensors, changed_checkpoint, tensors_of
 from tests.reference import prompt_texts
-from tests.sizes import IS_LONG
 from vllm import SamplingParams
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ WAYS: list[Callable[[Any, Path, Tensors], Any]] = [
 ]
 
 MODES: dict[str, dict[str, Any]] = {
-    "none": {"hf_compat": False, "dtype": "bfloat16", "enforce_eager": not IS_LONG},
+    "none": {"hf_compat": False, "dtype": "bfloat16", "enforce_eager": False},
     "hf_compat": {"hf_compat": True, "dtype": "bfloat16"},
     "exact": {"hf_compat": "exact", "dtype": "float32"},
     "deterministic": {

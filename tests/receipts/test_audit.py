@@ -21,7 +21,6 @@ from tests.receipts.forgeries import FORGERS, Honest, forge, made_anew
 from tests.reference import prompt_texts
 from tests.server.conftest import CHAT_TEMPLATE, running_server
 from tests.server.witness import post
-from tests.sizes import size
 from vllm.receipts.audit import audit, engine_arguments
 from vllm.receipts.file import Claim, check_form, claims_of
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.long
 
-NUM_FORGERIES = size(500, 5000)
+NUM_FORGERIES = 5000
 ENGINE: dict[str, Any] = {
     "dtype": "bfloat16", "deterministic": True, "receipts": True, "max_model_len": 512,
     "max_num_batched_tokens": 512, "kv_cache_memory_bytes": 1 << 28,
