@@ -45,7 +45,10 @@ ON_CPUS = (
 )
 """Steps that end well without a GPU."""
 
-NO_GPU = ("GPU", "CUDA", "cuda", "NVIDIA", "Device string must not be empty")
+NO_GPU = (
+    *("GPU", "CUDA", "cuda", "NVIDIA", "Device string must not be empty"),
+    "0 active drivers",  # Triton's words
+)
 """Words, one of which is in the error of the other steps."""
 
 TOOLS = ("nvidia-smi", "counters", "fewer counters", "memcheck")
