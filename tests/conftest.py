@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -39,6 +40,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left = set() if IS_LONG else {*filter(is_long, items), *most_cases(items)}
     config.hook.pytest_deselected(items=[item for item in items if item in left])
     items[:] = [item for item in items if item not in left]
+
+
+def pytest_collection_finish() -> None:
+    """Leave what has been imported out of Python's search for garbage, a twelfth of all time."""
+    gc.freeze()
 
 
 def is_long(item: pytest.Item) -> bool:
@@ -88,7 +94,14 @@ def engine() -> Iterator[LLM]:
 
 
 @pytest.fixture(scope="session")
-def emulated_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of a run share."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session")
+def emulated_library(shared_folder: Path) -> Path:
     """The CUDA ops for tensors on the CPU, loaded; compiling them takes a minute, once for all
     processes of a run."""
     from filelock import FileLock
@@ -96,10 +109,7 @@ def emulated_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.emulated_gpu.launches import load
     from tests.emulated_gpu.library import compiled_emulated_ops
 
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent
-    folder = folder / "emulated_ops"
+    folder = shared_folder / "emulated_ops"
     folder.mkdir(exist_ok=True)
     with FileLock(folder / "lock"):
         library = compiled_emulated_ops(folder)

@@ -17,13 +17,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerBase
 
+from tests.command_line import vllm_command
 from tests.engines import MODEL, ROOT
 from tests.reference import equal_to_the_end, generate_all, prompt_texts
 from tests.server.conftest import CHAT_TEMPLATE, ENVIRONMENT
 from tests.sizes import size
 from vllm.bulk.output import journal_of, summary_of
 
-NUM_ROWS = size(60, 120)
+NUM_ROWS = size(40, 120)
 NUM_KILLS = size(1, 200)
 LIMIT_S = 300
 
@@ -230,9 +231,9 @@ def test_ctrl_c_finishes_what_runs_and_the_same_command_goes_on(
         (other, [], "differs in the input"),
         (source, ["--max-num-batched-tokens", "99"], "--max-num-batched-tokens"),
     ]:
-        status, _, err = run(given, output, *flags)
-        assert status == 1
-        assert reason in err
+        refused = vllm_command("bulk", given, output, *FLAGS, *flags)
+        assert refused.status == 1
+        assert reason in refused.err
         assert journal_of(output).read_bytes() == kept
     status, out, err = run(source, output)
     assert status == 0, err
@@ -245,9 +246,9 @@ def test_a_complete_run_is_not_run_again(
 ) -> None:
     output = uninterrupted[0]
     before = output.stat().st_mtime_ns
-    status, out, _ = run(source, output)
-    assert (status, out) == (0, f"{output} is complete already: {NUM_ROWS} rows.\n")
-    status, _, err = run(source, output, "--seed", "5")
-    assert status == 1
-    assert "--seed (not given before; 5 now)" in err
+    again = vllm_command("bulk", source, output, *FLAGS)
+    assert (again.status, again.out) == (0, f"{output} is complete already: {NUM_ROWS} rows.\n")
+    refused = vllm_command("bulk", source, output, *FLAGS, "--seed", "5")
+    assert refused.status == 1
+    assert "--seed (not given before; 5 now)" in refused.err
     assert output.stat().st_mtime_ns == before

@@ -13,7 +13,7 @@ from tests.sizes import size
 from vllm.bulk.output import summary_of
 
 NUM_ROWS = size(400, 4000)
-NUM_KILLS = size(50, 200)
+NUM_KILLS = size(25, 200)
 DELAY_S = 0.02
 
 

@@ -57,6 +57,7 @@ def take_step(model: Any, optimizer: torch.optim.Optimizer | None = None, seed: 
     optimizer.step()
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_bits_are_those_of_inference_before_and_after_a_step(shape: str) -> None:
     plain = stock(shape)

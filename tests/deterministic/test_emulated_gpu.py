@@ -73,7 +73,7 @@ def test_kernels_begin_early() -> None:
         assert dependent_launches(GPU) == "on"
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("case", PRODUCTS)
 def test_an_attached_model(case: str) -> None:
     """A prompt, and a batch with padding, then one more token with the cache.
@@ -314,6 +314,7 @@ assert torch.equal(*bits)
 """
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("cores", "error"),
     [

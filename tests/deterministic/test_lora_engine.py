@@ -124,6 +124,7 @@ def test_two_ranks(engine: LLM, folders: dict[str, Path], monkeypatch: pytest.Mo
         assert_same(logits, one)
 
 
+@pytest.mark.long
 def test_an_adapter_of_the_head_is_refused(engine: LLM, folders: dict[str, Path]) -> None:
     """It is forgotten, not taken for one that is there; the engine goes on."""
     head = request(folders, "head")

@@ -21,6 +21,7 @@ from vllm.fork_ops.portable_norm import portable_rms_norm
 PROGRAM = "from vllm.deterministic.self_check import check_machine; check_machine()"
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("isa", ["scalar", "avx2", "amx"])
 def test_instruction_sets(isa: str) -> None:
     """One that the machine lacks is refused when it is forced."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.command_line import vllm_command
 from tests.engines import MODEL
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.fork.flags import CONFIG_KEY, ForkFlags
@@ -114,14 +112,11 @@ def test_v1_runner_is_enforced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_help_shows_a_group() -> None:
-    vllm = Path(sys.executable).parent / "vllm"
-    done = subprocess.run(
-        [str(vllm), "serve", "--help=ParityConfig"], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0
+    ended = vllm_command("serve", "--help=ParityConfig")
+    assert ended.status == 0
     for flag in ("--hf-compat", "--split-qkv", "--deterministic"):
-        assert flag in done.stdout
-    assert "--max-model-len" not in done.stdout
+        assert flag in ended.out
+    assert "--max-model-len" not in ended.out
 
 
 def test_a_missing_library_of_the_system_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,7 @@ def all_token_ids(outputs: list[RequestOutput]) -> list[list[int]]:
 
 
 # --- several sequences, batches ------------------------------------------------------------------
+@pytest.mark.some(2)
 @pytest.mark.parametrize("fields", [{}, {"temperature": 0.8, "top_p": 0.9, "top_k": 30}], ids=str)
 @pytest.mark.parametrize("count", [2, 5])
 def test_num_return_sequences(
@@ -201,6 +202,7 @@ class TwoLines(StoppingCriteria):
         return torch.tensor([self.seen >= 2])
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("stop_strings", ["self", ["\n\n", "(s", "ret"], [" i", "):\n"]], ids=repr)
 def test_stop_strings(
     engine: LLM,

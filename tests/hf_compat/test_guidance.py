@@ -21,6 +21,7 @@ def prompts(tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
     return prompt_ids(tokenizer, 20)
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize(
     "fields",
     [

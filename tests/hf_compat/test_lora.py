@@ -57,6 +57,7 @@ def lora_engine() -> Iterator[LLM]:
         yield llm
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "fields",
     [

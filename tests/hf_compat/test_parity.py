@@ -84,6 +84,7 @@ def counter(engine: LLM, name: str) -> int:
     return sum(int(metric.value) for metric in engine.get_metrics() if metric.name == name)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "fields",
     [

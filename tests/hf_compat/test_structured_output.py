@@ -118,6 +118,7 @@ def structured(engine: LLM, config: GenerationConfig, structure: str | None) -> 
     return params
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fields", FIELDS, ids=lambda fields: "+".join(fields) or "greedy")
 def test_structures_beside_processors(
     engine: LLM,

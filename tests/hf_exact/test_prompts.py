@@ -122,6 +122,7 @@ def changed(
     monkeypatch.setattr(kind, "forward", lambda self, x: change(forward(self, x)))
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("change", "together"),
     [

@@ -108,6 +108,7 @@ def takes_operator(layers: Layers) -> bool:
     return decoder_rows._plan_of(layers.decoder) is not None
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     "layers", [(kind, dtype) for kind in KINDS for dtype in ("bfloat16", "float16")], indirect=True
 )
@@ -138,6 +139,7 @@ STEPS = [
 """Lengths of texts, and how many tokens of each are new."""
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     "layers", [(kind, dtype) for kind in KINDS for dtype in ("bfloat16", "float16")], indirect=True
 )

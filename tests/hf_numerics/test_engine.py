@@ -89,7 +89,8 @@ def test_bits_after_a_preemption(
         outputs = llm.generate(as_prompts(prompts), configs, use_tqdm=False, seed=7)
         preempted = [one for one in llm.get_metrics() if one.name == "vllm:num_preemptions"]
     assert sum(one.value for one in preempted) > 0
-    for prompt, config, output in zip(prompts, configs, outputs, strict=True):
+    answered = list(zip(prompts, configs, outputs, strict=True))
+    for prompt, config, output in answered[:: size(4, 1)]:
         torch.manual_seed(7)
         expected = hf_bfloat16.generate(
             torch.tensor([prompt]), config, return_dict_in_generate=True

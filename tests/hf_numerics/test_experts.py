@@ -67,6 +67,7 @@ def save(folder: Path, kind: str, dtype: torch.dtype) -> None:
     random_weights(config, dtype).save_pretrained(folder)
 
 
+@pytest.mark.some(4)
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", MIXTURES)

@@ -210,6 +210,7 @@ def unfused(parts: tuple[str, ...], folder: Path) -> list[list[torch.Tensor]]:
     ]  # fmt: skip
 
 
+@pytest.mark.some(4)
 @pytest.mark.parametrize("shape", NARROW)
 def test_models_split_what_their_checkpoints_have_apart(load_model: LoadModel, shape: str) -> None:
     model, folder = load_model(shape, hf_compat=True)

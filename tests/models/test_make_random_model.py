@@ -91,6 +91,7 @@ def test_generation_config_agrees_with_the_config(name: str) -> None:
 # --- the written folder ---------------------------------------------------------------------
 
 
+@pytest.mark.some(6)
 def test_loads_and_gives_finite_varied_logits(made: Any) -> None:
     """Greedy search leaves the prompt's last token, and depends on the prompt."""
     name, folder = made

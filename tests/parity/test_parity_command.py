@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.command_line import vllm_command
 from tests.engines import MODEL
 from vllm.parity import Setting, cli, report
 from vllm.parity.setting import PROMPTS, bundled_model
@@ -21,14 +22,10 @@ def run(*words: str) -> None:
     command.cmd(parser.parse_args(["parity", *words]))
 
 
-def test_it_is_a_command_of_vllm(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    from vllm.entrypoints.cli.main import main
-
-    monkeypatch.setattr("sys.argv", ["vllm", "parity", "--help"])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 0
-    assert "vllm parity compare A B" in capsys.readouterr().out
+def test_it_is_a_command_of_vllm() -> None:
+    ended = vllm_command("parity", "--help")
+    assert ended.status == 0
+    assert "vllm parity compare A B" in ended.out
 
 
 @pytest.mark.parametrize(

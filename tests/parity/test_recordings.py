@@ -144,6 +144,7 @@ def test_other_prompts_are_refused(recorded: Path, copied: Path) -> None:
         compare_recordings(recorded, copied)
 
 
+@pytest.mark.long
 def test_two_instruction_sets_of_this_machine(tmp_path: Path) -> None:
     """Transformers in bfloat16: other bits, with the capability and the variable as the cause."""
     sets = ("default", "avx2")  # of PyTorch's own kernels

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.command_line import vllm_command
 from tests.engines import MODEL
 from tests.server.conftest import ENVIRONMENT
 from vllm.receipts.cli import printable
@@ -94,16 +95,16 @@ def test_a_line_of_output_is_one_line() -> None:
 def test_refusals(tmp_path: Path, words: list[str], sentence: str) -> None:
     for name in ("file", "empty"):
         (tmp_path / name).write_text("\n")
-    done = run(
+    done = vllm_command(
         "audit", *(word.format(file=tmp_path / "file", empty=tmp_path / "empty") for word in words)
     )
-    assert done.returncode == 2
-    assert sentence in done.stderr
+    assert done.status == 2
+    assert sentence in done.err
 
 
 def test_flags_that_receipts_need(tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
     words = [word for word in ENGINE if word != "--deterministic"]
-    done = run("bulk", str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"), *words)
-    assert done.returncode == 1
-    assert "give hf_compat=True and deterministic=True, too" in done.stderr
+    done = vllm_command("bulk", tmp_path / "in.jsonl", tmp_path / "out.jsonl", *words)
+    assert done.status == 1
+    assert "give hf_compat=True and deterministic=True, too" in done.err

@@ -44,6 +44,7 @@ def test_disabled_progress_bar(theirs: Any, ours: Any) -> None:
     assert ours["progress_bar"] == "1"
 
 
+@pytest.mark.long
 def test_machine_that_reports_little_memory() -> None:
     def run(upstream: bool, chosen: bool) -> object:
         arguments = {**ARGUMENTS, "chosen": chosen}

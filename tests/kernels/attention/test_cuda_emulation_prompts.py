@@ -226,6 +226,7 @@ extern "C" const char* run_prompt_attention(uint64_t seed, const PagedAttention*
 """
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_emulation_finds_faults(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

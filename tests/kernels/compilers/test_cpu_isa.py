@@ -34,6 +34,7 @@ def test_same_bits_with_each(isa: str) -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("isa", ["sse9", *ALL_ISAS[: ALL_ISAS.index(BEST_ISA)]])
 def test_one_that_is_not_there_is_an_error(isa: str) -> None:
     done = run(isa, "-c", "import vllm.fork_ops")

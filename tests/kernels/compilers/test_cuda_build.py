@@ -14,20 +14,17 @@ import pytest
 import torch
 
 from distribution.kernels import build_library
-from distribution.nvcc import nvcc
+from tests.engines import ROOT
 from tests.kernels.logits.seen_token_cases import (
     PENALTIES,
     adversarial_logits,
     assert_same_bits,
     by_hand,
 )
+from tests.kernels.machine_code import CSRC, NVCC
 from vllm.fork_ops import DivisionRule
 
-ROOT = Path(__file__).parents[3]
-CSRC = ROOT / "csrc"
 ARCHITECTURES = {80, 86, 89, 90, 100, 120}
-
-NVCC = nvcc()
 
 # Reads float32 from stdin, penalizes each by the first argument, writes float32 to stdout.
 HOST_PROGRAM = """

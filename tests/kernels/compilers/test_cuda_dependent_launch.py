@@ -6,19 +6,15 @@ other is emulated so, too; here are faults that must be found.
 
 import ctypes
 import re
-import subprocess
-from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.kernels.compilers.test_cuda_build import CSRC, NVCC
-from tests.kernels.compilers.test_cuda_machine_code import KERNELS
 from tests.kernels.emulation import Guarded, compile_emulation, pointer
+from tests.kernels.machine_code import CSRC, KERNELS, machine_code
 from tests.kernels.portable_cases import numbers
 from tests.kernels.product.emulated_product import EmulatedProduct, TensorCores
-from tests.kernels.product.test_cuda_product_code import disassembler, functions_of
 from vllm.fork_ops.portable_functions import Function, portable_gated
 from vllm.fork_ops.portable_norm import portable_rms_norm
 from vllm.fork_ops.portable_product import PackedWeight, pack_weight, portable_product
@@ -47,28 +43,17 @@ WAIT, LET_BEGIN = "ACQBULK", "PREEXIT"
 GLOBAL = re.compile(r"(LD|LDG|ST|STG|ATOM|ATOMG|RED|REDG|UBLKCP|UBLKPF|LDGSTS)(\.|$)")
 
 
-@cache
-def machine_code(source: str, architecture: str, folder: Path) -> dict[str, list[str]]:
-    """Return the instructions of each kernel of a file."""
-    binary = folder / f"{source}_{architecture}.cubin"
-    options = ("-cubin", "-std=c++17", "-O3", "-fmad=false", f"-I{CSRC}", f"-arch={architecture}")
-    subprocess.run([str(NVCC), *options, str(KERNELS[source]), "-o", str(binary)], check=True)
-    listing = subprocess.run(
-        [disassembler(), "-sass", str(binary)], capture_output=True, text=True, check=True
-    )
-    return functions_of(listing.stdout)
-
-
 def name_of(kernel: str) -> str:
     found = re.search(r"\d+([a-z_]+)_kernel", kernel)
     assert found, kernel
     return found[1]
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize("source", sorted(KERNELS))
-def test_kernels_of_every_token_wait_first(source: str, tmp_path: Path) -> None:
+def test_kernels_of_every_token_wait_first(source: str, shared_folder: Path) -> None:
     """Before that, they touch no memory of the GPU; products alone copy weights."""
-    kernels = machine_code(source, "sm_90a", tmp_path)
+    kernels = machine_code(source, "sm_90a", shared_folder).functions()
     waiting = {name for name, code in kernels.items() if WAIT in code}
     assert set(map(name_of, waiting)) == DEPENDENT.get(source, set())
     assert set(map(name_of, set(kernels) - waiting)).isdisjoint(DEPENDENT.get(source, set()))
@@ -82,8 +67,8 @@ def test_kernels_of_every_token_wait_first(source: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["norm", "rotary"])
-def test_other_gpus_have_no_waits(source: str, tmp_path: Path) -> None:
-    for code in machine_code(source, "sm_80", tmp_path).values():
+def test_other_gpus_have_no_waits(source: str, shared_folder: Path) -> None:
+    for code in machine_code(source, "sm_80", shared_folder).functions().values():
         assert not {WAIT, LET_BEGIN} & set(code)
 
 
@@ -219,6 +204,7 @@ def test_kernels_begin_early_and_have_the_bits_of_the_cpu(
             assert check_layers(library, gpu, rows, splits, seed) == ""
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_emulation_finds_faults(fault: str, tmp_path: Path, gpu: EmulatedProduct) -> None:
     library = layer_library(fault, tmp_path)

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.kernels.compilers.test_cuda_build import CSRC, NVCC
-from tests.kernels.product.test_cuda_product_code import disassembler, most_threads_of, run
+from tests.kernels.machine_code import CSRC, NVCC, machine_code, run
 from vllm.fork_ops.dependent_launches import dependent_launches
 
 SOURCE = Path(__file__).with_name("several_gpus") / "launch.cpp"
@@ -32,13 +31,10 @@ KIB = 1024
         *(("90", WAITING), ("90a", WAITING), ("100", WAITING), ("120", WAITING)),
     ],
 )
-def test_code_says_whether_it_waits(architecture: str, threads: int, tmp_path: Path) -> None:
+def test_code_says_whether_it_waits(architecture: str, threads: int, shared_folder: Path) -> None:
     """In what any machine code tells, whoever made it of what."""
-    binary = tmp_path / "launch.cubin"
-    options = ("-cubin", "-std=c++17", f"-arch=sm_{architecture}", f"-I{CSRC}")
-    run(str(NVCC), *options, CSRC / "cuda" / "primitives" / "launch.cu", "-o", binary)
-    said = most_threads_of(run(disassembler(), "-elf", binary))
-    assert set(said.values()) == {threads}
+    code = machine_code("launch", f"sm_{architecture}", shared_folder)
+    assert set(code.most_threads().values()) == {threads}
 
 
 def test_code_waits_where_it_says_so(tmp_path: Path) -> None:

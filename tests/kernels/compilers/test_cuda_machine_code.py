@@ -5,15 +5,12 @@ may fuse only those that are not.
 """
 
 import re
-import subprocess
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.kernels.compilers.test_cuda_build import CSRC, NVCC
+from tests.kernels.machine_code import KERNELS, machine_code
 
-KERNELS = {path.stem: path for path in CSRC.glob("cuda/*/*.cu") if path.stem != "seen_tokens"}
 SOURCES = sorted(KERNELS)
 ROUNDED = {f"{name}.rn.f32" for name in ("add", "sub", "mul", "div", "rcp", "sqrt", "fma")}
 ROUNDED_DOUBLE = {f"{name}.rn.f64" for name in ("add", "sub", "mul", "div")}
@@ -23,32 +20,6 @@ EXACT = (
 )
 WITHOUT_FUSED = ("append", "argmax", "first_of_parts", "top_k", "rotary_table")
 """Kernels in which the specification fuses nothing."""
-
-
-@cache
-def compiled(source: str, folder: Path, architecture: str = "sm_80") -> tuple[str, str]:
-    """The PTX of a file of kernels, and what the assembler says about its machine code."""
-    folder = folder / architecture
-    folder.mkdir(exist_ok=True)
-    done = subprocess.run(
-        [
-            *(str(NVCC), "-cubin", "-std=c++17", "-O3", "-fmad=false", f"-I{CSRC}"),
-            f"-arch={architecture}",
-            *("--keep", f"--keep-dir={folder}", "-Xptxas=-v"),
-            *(str(KERNELS[source]), "-o", str(folder / f"{source}.cubin")),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    return (folder / f"{source}.ptx").read_text(), done.stdout
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("machine_code")
 
 
 def kernels_of(ptx: str) -> dict[str, str]:
@@ -61,9 +32,8 @@ def float_operations(code: str) -> set[str]:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_operations_round_once(source: str, folder: Path) -> None:
-    ptx, _ = compiled(source, folder)
-    kernels = kernels_of(ptx)
+def test_operations_round_once(source: str, shared_folder: Path) -> None:
+    kernels = kernels_of(machine_code(source, "sm_80", shared_folder).ptx)
     assert kernels
     for name, code in kernels.items():
         operations = float_operations(code)
@@ -81,17 +51,16 @@ def test_operations_round_once(source: str, folder: Path) -> None:
         *((source, "sm_90a") for source in SOURCES if source.startswith("prompt_attention")),
     ],
 )
-def test_everything_is_in_registers(source: str, architecture: str, folder: Path) -> None:
+def test_everything_is_in_registers(source: str, architecture: str, shared_folder: Path) -> None:
     """No stack, hence no local memory, and no spilled register."""
-    ptx, said = compiled(source, folder, architecture)
-    properties = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", said)
-    assert len(properties) == len(kernels_of(ptx))
+    code = machine_code(source, architecture, shared_folder)
+    properties = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", code.said)
+    assert len(properties) == len(kernels_of(code.ptx))
     assert set(properties) == {("0", "0")}
 
 
-def test_attention_is_on_tensor_cores(folder: Path) -> None:
-    ptx, _ = compiled("attention", folder)
-    kernels = kernels_of(ptx)
+def test_attention_is_on_tensor_cores(shared_folder: Path) -> None:
+    kernels = kernels_of(machine_code("attention", "sm_80", shared_folder).ptx)
     attention = [code for name, code in kernels.items() if "attention_kernel" in name]
     assert len(attention) == 6
     for code in attention:

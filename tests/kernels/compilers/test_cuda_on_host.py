@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from tests.emulated_gpu.library import CSRC
-from tests.kernels.compilers.test_cuda_build import NVCC
 from tests.kernels.emulation import compile_emulation, pointer
+from tests.kernels.machine_code import NVCC
 from tests.kernels.portable_cases import integers
 
 SOURCE = Path(__file__).with_name("faulty_kernels.cpp")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels.compilers.test_cuda_build import CSRC, NVCC
+from tests.kernels.machine_code import CSRC, NVCC
 
 PROGRAM = """
 #include "portable/activations.h"

@@ -1,18 +1,14 @@
 """What nvcc makes of the kernels of the portable product, as far as machine code can be read."""
 
-import importlib.util
 import re
-import shutil
-import subprocess
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.kernels.compilers.test_cuda_build import CSRC, NVCC
+from tests.kernels.machine_code import machine_code
 from tests.kernels.product.emulated_product import TensorCores
 
-SOURCE = CSRC / "cuda" / "product" / "product.cu"
 ARCHITECTURES = ("80", "86", "89", "90", "90a", "100", "120")
 PRODUCTS = {
     TensorCores.INT8: "IMMA.16832.S8.S8",
@@ -29,35 +25,6 @@ WARPGROUP_TILES = {
 WARPGROUP_THREADS = 384
 
 
-def disassembler() -> str:
-    """NVIDIA's cuobjdump: the toolkit's, or the one that Triton brings along."""
-    triton = importlib.util.find_spec("triton")
-    folders = [Path(str(NVCC)).parent]
-    if triton is not None and triton.origin is not None:
-        folders.append(Path(triton.origin).parent / "backends" / "nvidia" / "bin")
-    found = shutil.which("cuobjdump") or next(
-        (str(path / "cuobjdump") for path in folders if (path / "cuobjdump").exists()), None
-    )
-    assert found, "cuobjdump is neither on PATH nor beside nvcc nor in Triton"
-    return found
-
-
-def run(*command: str | Path) -> str:
-    """Return what a command says; if it fails, the test's failure shows it."""
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
-
-
-def functions_of(listing: str) -> dict[str, list[str]]:
-    """The instructions of each kernel, with their suffixes."""
-    parts = re.split(r"Function : (\S+)", listing)[1:]
-    pattern = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
-    return {name: pattern.findall(code) for name, code in zip(parts[::2], parts[1::2], strict=True)}
-
-
 def cores_of(kernel: str) -> TensorCores:
     """What a kernel multiplies with, by the last argument of its TileShape."""
     number = re.search(r"11TensorCoresE(\d)E", kernel)
@@ -72,26 +39,15 @@ def tiles_of(kernel: str) -> int:
     return int(number.group(1))
 
 
-def most_threads_of(listing: str) -> dict[str, int]:
-    """With how many threads each kernel can be launched: what cudaFuncGetAttributes is told."""
-    parts = re.split(r"^\.nv\.info\.(\S+)$", listing, flags=re.M)[1:]
-    pattern = re.compile(r"EIATTR_MAX_THREADS\s+Format:\s+\S+\s+Value:\s+(0x\w+)")
-    found = {name: pattern.search(text) for name, text in zip(parts[::2], parts[1::2], strict=True)}
-    return {name: int(threads.group(1), 16) for name, threads in found.items() if threads}
-
-
 @pytest.mark.some(4)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_machine_code(tmp_path: Path, architecture: str) -> None:
+def test_machine_code(shared_folder: Path, architecture: str) -> None:
     """Tensor cores multiply, nothing spills, and no arithmetic is fused or approximate."""
-    binary = tmp_path / "product.cubin"
-    options = ("-cubin", "-std=c++17", "-O3", "-fmad=false", f"-I{CSRC}", "--ptxas-options=-v")
-    said = run(str(NVCC), *options, f"-arch=sm_{architecture}", SOURCE, "-o", binary)
-    assert "bytes stack frame" in said
-    assert set(re.findall(r"(\d+) bytes (?:stack frame|spill \w+)", said)) == {"0"}
+    compiled = machine_code("product", f"sm_{architecture}", shared_folder)
+    assert "bytes stack frame" in compiled.said
+    assert set(re.findall(r"(\d+) bytes (?:stack frame|spill \w+)", compiled.said)) == {"0"}
 
-    functions = functions_of(run(disassembler(), "-sass", binary))
-    threads = most_threads_of(run(disassembler(), "-elf", binary))
+    functions, threads = compiled.functions(), compiled.most_threads()
     kernels = {name: code for name, code in functions.items() if "multiply_rows" in name}
     assert Counter(map(cores_of, kernels)) == TILES
     for name, code in kernels.items():
