@@ -47,6 +47,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Let it go at the end, or nanobind reports it as leaked."""
+    gc.unfreeze()
+
+
 def is_long(item: pytest.Item) -> bool:
     return item.get_closest_marker("long") is not None
 

@@ -37,8 +37,13 @@ class MachineCode:
         return {name: pattern.findall(code) for name, code in kernels}
 
     def most_threads(self) -> dict[str, int]:
-        """Return with how many threads each kernel can be launched."""
-        return most_threads_of(run(disassembler(), "-elf", self.binary))
+        """Return with how many threads each kernel can be launched: cudaFuncGetAttributes' word."""
+        listing = run(disassembler(), "-elf", self.binary)
+        parts = re.split(r"^\.nv\.info\.(\S+)$", listing, flags=re.M)[1:]
+        pattern = re.compile(r"EIATTR_MAX_THREADS\s+Format:\s+\S+\s+Value:\s+(0x\w+)")
+        texts = zip(parts[::2], parts[1::2], strict=True)
+        found = {name: pattern.search(text) for name, text in texts}
+        return {name: int(threads.group(1), 16) for name, threads in found.items() if threads}
 
 
 def machine_code(source: str, architecture: str, folder: Path) -> MachineCode:
@@ -55,7 +60,7 @@ def machine_code(source: str, architecture: str, folder: Path) -> MachineCode:
 
 
 def disassembler() -> str:
-    """NVIDIA's cuobjdump: the toolkit's, or the one that Triton brings along."""
+    """Return NVIDIA's cuobjdump: the toolkit's, or the one that Triton brings along."""
     triton = importlib.util.find_spec("triton")
     folders = [Path(str(NVCC)).parent]
     if triton is not None and triton.origin is not None:
@@ -74,11 +79,3 @@ def run(*command: str | Path) -> str:
     )
     assert done.returncode == 0, done.stdout
     return done.stdout
-
-
-def most_threads_of(listing: str) -> dict[str, int]:
-    """With how many threads each kernel can be launched: what cudaFuncGetAttributes is told."""
-    parts = re.split(r"^\.nv\.info\.(\S+)$", listing, flags=re.M)[1:]
-    pattern = re.compile(r"EIATTR_MAX_THREADS\s+Format:\s+\S+\s+Value:\s+(0x\w+)")
-    found = {name: pattern.search(text) for name, text in zip(parts[::2], parts[1::2], strict=True)}
-    return {name: int(threads.group(1), 16) for name, threads in found.items() if threads}
