@@ -24,7 +24,7 @@ MEMORY = 4 << 30
 INSTALLATION = "about 2 minutes, 0.9 GB to download, 4.5 GB on disk"
 STEPS = {
     "demo": "asks Transformers and this vLLM the same questions and compares (about 3 minutes)",
-    "test": "runs all tests but the longest (30 to 55 minutes on two cores; `make test-fast` takes 5)",
+    "test": "runs all tests but the longest (30 to 55 minutes; `make test-fast` takes 5)",
     "test-fast": "runs the fast tests (about 5 minutes; `make test` runs more)",
     "wheel": "builds the wheel into dist/ (about 3 minutes)",
 }
