@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,6 @@ from torch import nn
 from tests.kernels.portable_cases import assert_same
 from tests.live_weights.checkpoints import Tensors, changed_checkpoint, tensors_of
 from tests.loaded_models import LoadModel, engine_config, load_model, model_of
-from tests.sizes import IS_LONG
 from vllm.fork.live_weights.install import let_weights_change
 from vllm.fork.live_weights.registry import live_weights_of
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
@@ -35,11 +34,6 @@ MODES: dict[str, dict[str, Any]] = {
 }
 SHAPES = ("llama", "qwen2-0.5b", "gemma2-2b", "gpt2", "opt-125m", "phi3-mini", "mixtral-8x7b")
 """Own and tied heads, biases, ``Conv1D``, matrices that are fused in Hugging Face, too, experts."""
-
-CASES = [(mode, shape) for mode in MODES for shape in SHAPES]
-if not IS_LONG:
-    CASES = [case for i, case in enumerate(CASES) if i % 8 == 0]
-    """Of each mode another shape; experts have a test of their own."""
 
 
 def live_model(load: LoadModel, shape: str, mode: str) -> tuple[Any, Path]:
@@ -101,7 +95,8 @@ def assert_equal_models(found: nn.Module, expected: nn.Module) -> None:
     assert count > 5
 
 
-@pytest.mark.parametrize(("mode", "shape"), CASES)
+@pytest.mark.some(6)  # of each mode another shape
+@pytest.mark.parametrize(("mode", "shape"), list(product(MODES, SHAPES)))
 def test_each_way_of_loading(
     load_model: LoadModel, new_folders: dict[str, Path], mode: str, shape: str
 ) -> None:

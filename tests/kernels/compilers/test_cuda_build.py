@@ -21,7 +21,7 @@ from tests.kernels.logits.seen_token_cases import (
     assert_same_bits,
     by_hand,
 )
-from tests.kernels.machine_code import CSRC, NVCC
+from tests.kernels.machine_code import CSRC, NVCC, run
 from vllm.fork_ops import DivisionRule
 
 ARCHITECTURES = {80, 86, 89, 90, 100, 120}
@@ -150,14 +150,6 @@ def test_the_portable_product_in_ptx(tmp_path: Path, architecture: int) -> None:
         assert operation in finish
     for operation in ("fma", "ftz", "approx"):
         assert operation not in finish
-
-
-def run(*command: str | Path) -> None:
-    """Run a command; if it fails, the test's failure shows what it said."""
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout
 
 
 def device_code_of(library: Path, folder: Path) -> list[tuple[str, int]]:
