@@ -71,7 +71,7 @@ demo: plan $(INSTALLED)  ## compare Hugging Face and this vLLM on the bundled mo
 # machine for themselves. Threads that wait leave their core to others. A process that crashes ends
 # the run: with another in its place pytest-xdist waits for ever.
 TWO_AT_A_TIME := $(addprefix tests/,docs scale_out live_weights bulk receipts fork upstream parity distribution kernels \
-	hf_compat hf_numerics deterministic hf_exact parity_report models benchmarks structure)
+	hf_compat hf_numerics deterministic hf_exact twin parity_report models benchmarks structure)
 test: plan dev  ## all tests but the longest
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 	--max-worker-restart=0 $(TWO_AT_A_TIME)

@@ -39,7 +39,8 @@ class Case:
     """One step's inputs, in the form that each side keeps between steps."""
 
     logits: torch.Tensor  # float32 [batch, vocab]
-    penalties: torch.Tensor  # float32 [batch]
+    penalties: torch.Tensor  # float32 [batch], as upstream takes them
+    numbers: torch.Tensor  # the same, float64, as the fork does
     prompt_token_ids: torch.Tensor  # int64 [batch, history / 2]
     output_token_ids: list[list[int]]  # batch lists of history / 2
     zeros: torch.Tensor  # float32 [batch]: no presence or frequency penalty
@@ -61,7 +62,7 @@ class Case:
     def fork_step(self, logits: torch.Tensor) -> torch.Tensor:
         """One new token a request, then the penalty of all that were seen."""
         fork_ops.mark_seen_tokens(self.seen, self.slots, self.new_token_ids)
-        fork_ops.apply_repetition_penalty(logits, self.seen, self.slots, self.penalties)
+        fork_ops.apply_repetition_penalty(logits, self.seen, self.slots, self.numbers)
         return logits
 
 
@@ -94,6 +95,7 @@ def make_case(batch: int, vocab: int, history: int, device: torch.device, seed: 
     return Case(
         logits=torch.randn(batch, vocab, generator=generator).to(device),
         penalties=torch.full((batch,), PENALTY, device=device),
+        numbers=torch.full((batch,), PENALTY, dtype=torch.float64, device=device),
         prompt_token_ids=prompt.to(device),
         output_token_ids=output.tolist(),
         zeros=torch.zeros(batch, device=device),

@@ -24,6 +24,7 @@ class Ended:
 def vllm_command(*words: object) -> Ended:
     """Run ``vllm`` with these words to its end; environment and signals are as before then."""
     from vllm.entrypoints.cli.main import main
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     argv = ["vllm", *map(str, words)]
     out, err = io.StringIO(), io.StringIO()
@@ -32,6 +33,8 @@ def vllm_command(*words: object) -> Ended:
         with (
             patch("sys.argv", argv),
             patch.dict(os.environ),
+            # the group that `--help=GROUP` names, which the class keeps
+            patch.object(FlexibleArgumentParser, "_search_keyword", None),
             redirect_stdout(out),
             redirect_stderr(err),
             pytest.raises(SystemExit) as end,

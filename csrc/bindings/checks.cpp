@@ -93,7 +93,7 @@ void check_apply_repetition_penalty(const Tensor& logits, const Tensor& seen, co
   check_dtype(kApply, "slots", slots, ScalarType::Int);
   check_vector(kApply, "slots", slots, logits);
   check_length(kApply, "slots", slots, logits.size(0), "rows of logits");
-  check_dtype(kApply, "penalties", penalties, ScalarType::Float);
+  check_dtype(kApply, "penalties", penalties, ScalarType::Double);
   check_vector(kApply, "penalties", penalties, logits);
   check_length(kApply, "penalties", penalties, logits.size(0), "rows of logits");
 }
@@ -190,8 +190,8 @@ void check_token(int64_t index, int64_t token, int64_t num_words) {
         ", but seen has room for ", num_words * kTokensPerWord, " tokens.");
 }
 
-void check_penalty(int64_t index, float penalty) {
-  check(penalty > 0.0f, kApply, ": penalties[", index, "] must be above 0, but is ", penalty, ".");
+void check_penalty(int64_t index, double penalty) {
+  check(penalty > 0.0, kApply, ": penalties[", index, "] must be above 0, but is ", penalty, ".");
 }
 
 void check_state_slot(int64_t index, int64_t slot, int64_t num_states) {

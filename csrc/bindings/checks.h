@@ -36,7 +36,7 @@ void check_token_attention(const Tensor& query, const Tensor& pages, int64_t key
 // For the CPU, where values can be looked at before anything is written.
 void check_slot(const char* op, int64_t index, int64_t slot, int64_t num_slots);
 void check_token(int64_t index, int64_t token, int64_t num_words);
-void check_penalty(int64_t index, float penalty);
+void check_penalty(int64_t index, double penalty);
 void check_state_slot(int64_t index, int64_t slot, int64_t num_states);
 void check_offset(int64_t index, int64_t offset, int64_t first_free);
 void check_position(int64_t slot, int64_t position);

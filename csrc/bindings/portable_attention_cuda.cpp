@@ -32,13 +32,12 @@ CachePages pages_of(const Tensor& cache, int64_t head_size) {
           cache.stride(1),                         tiles,         head_size};
 }
 
-// Digits are read in words.
 void check_alignment(const Tensor& cache) {
-  constexpr int64_t kWord = 4;
-  const bool is_aligned = reinterpret_cast<uintptr_t>(cache.data_ptr()) % kWord == 0 &&
-                          cache.stride(0) % kWord == 0 && cache.stride(1) % kWord == 0;
+  constexpr int64_t kCopied = 16;  // bytes of a tile, at once
+  const bool is_aligned = reinterpret_cast<uintptr_t>(cache.data_ptr()) % kCopied == 0 &&
+                          cache.stride(0) % kCopied == 0 && cache.stride(1) % kCopied == 0;
   check(is_aligned, kAttention, ": the blocks and heads of cache must begin at multiples of ",
-        kWord, " bytes.");
+        kCopied, " bytes.");
 }
 
 AppendTask append_task(const Tensor& keys, const Tensor& values, const Tensor& cache,

@@ -54,7 +54,7 @@ void apply_repetition_penalty(Tensor logits, Tensor seen, Tensor slots, Tensor p
   if (rows == 0 || vocab == 0) return;
 
   const auto* slot = slots.const_data_ptr<int32_t>();
-  const auto* penalty = penalties.const_data_ptr<float>();
+  const auto* penalty = penalties.const_data_ptr<double>();
   for (int64_t i = 0; i < rows; ++i) {
     if (slot[i] < 0) continue;
     check_slot("apply_repetition_penalty", i, slot[i], seen.size(0));

@@ -34,7 +34,7 @@ void apply_repetition_penalty(Tensor logits, Tensor seen, Tensor slots, Tensor p
   STD_CUDA_CHECK(launch_apply_repetition_penalty(
       logits.mutable_data_ptr<float>(), logits.size(0), logits.size(1), logits.stride(0),
       seen.const_data_ptr<int32_t>(), shape_of(seen), slots.const_data_ptr<int32_t>(),
-      penalties.const_data_ptr<float>(), rule, current_stream(logits)));
+      penalties.const_data_ptr<double>(), rule, current_stream(logits)));
 }
 
 }  // namespace

@@ -66,7 +66,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
             torch.ones(1, 4),
             torch.zeros(1, 1, dtype=torch.int32),
             torch.zeros(1, dtype=torch.int32),
-            torch.ones(1),
+            torch.ones(1, dtype=torch.float64),
         ),
         "vllm_fork::apply_repetition_penalty",
     ),

@@ -17,6 +17,7 @@ from vllm.hf_compat.body import BODY_KEY, take_body
 from vllm.hf_compat.frontend import Frontend
 from vllm.hf_compat.openai import HFChatCompletionRequest, HFCompletionRequest
 from vllm.hf_compat.request import HFRequest
+from vllm.hf_compat.sampling_params import SAID_BY_BOTH
 from vllm.sampling_params import SamplingParams
 
 
@@ -138,6 +139,53 @@ def test_copies_of_greedy_parameters_that_are_told_to_sample(
     frontend.finish(params, 4)
     expected = {"do_sample": True, "temperature": 0.8, "top_k": 7, "top_p": 0.9, "min_p": 0.1}
     assert HFRequest.of(params).fields == expected
+
+
+@pytest.mark.parametrize("do_sample", [True, False])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled, SamplingParams.clone])
+def test_copies_ask_for_what_was_asked(
+    copied: Callable[[SamplingParams], SamplingParams], do_sample: bool
+) -> None:
+    """Whatever upstream's constructor makes of a field, the caller has not changed it."""
+    values = {name: [1e-6, 1e-3, 0.5, 1.0] for name in SAID_BY_BOTH} | {"top_k": [0, 1, 50]}
+    made_anew = []
+    for name, value in [(name, one) for name, several in values.items() for one in several]:
+        config = GenerationConfig(do_sample=do_sample, **{name: value})
+        params = frontend_of().to_sampling_params(config)
+        shown = {one: getattr(params, one) for one in SAID_BY_BOTH}
+        made_anew += [name] if differ(SamplingParams(**shown), shown) else []
+        copies = copied(copied(params))
+        assert not differ(copies, shown)
+        for one in (params, copies):
+            frontend_of().finish(one, 4)
+        assert HFRequest.of(copies) == HFRequest.of(params)
+    assert set(made_anew) >= ({"temperature"} if do_sample else {"top_k", "top_p"})
+
+
+def differ(params: SamplingParams, shown: dict[str, Any]) -> bool:
+    return any(getattr(params, name) != value for name, value in shown.items())
+
+
+@pytest.mark.parametrize(
+    ("body", "defaults", "fields"),
+    [
+        ({"temperature": 1e-3}, DEFAULTS, {"temperature": 1e-3}),
+        ({"temperature": 1e-6}, DEFAULTS, {"temperature": 1e-6}),
+        ({"temperature": 1e-3, "do_sample": True}, DEFAULTS, {"temperature": 1e-3}),
+        ({"temperature": 1e-3, "num_return_sequences": 2}, DEFAULTS, {"temperature": 1e-3}),
+        ({}, {**DEFAULTS, "temperature": 1e-3}, {"temperature": 1e-3}),
+        ({"num_return_sequences": 2}, {**DEFAULTS, "temperature": 0.6}, {"temperature": 0.6}),
+    ],
+    ids=str,
+)
+def test_a_temperature_that_upstream_changes(
+    body: dict[str, Any], defaults: dict[str, Any], fields: dict[str, Any]
+) -> None:
+    """It raises a low one, and forgets the model's with HF's number of answers."""
+    request = HFCompletionRequest(prompt="x", **body)
+    params = request.to_sampling_params(request.max_tokens, defaults)
+    frontend_of(**OF_MODEL).finish(params, 4)
+    assert HFRequest.of(params).fields == {**SAMPLE, **fields}
 
 
 def test_the_number_of_answers_is_n() -> None:

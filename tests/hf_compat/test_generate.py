@@ -199,6 +199,29 @@ def test_sampling_params_in_hf_terms(
     assert token_ids(outputs) == expected
 
 
+@pytest.mark.parametrize("temperature", [0.009, 0.001])
+def test_a_temperature_that_upstream_raises(
+    engine: LLM, hf_model: PreTrainedModel, prompts: list[list[int]], temperature: float
+) -> None:
+    """Two candidates, so near to each other that at 0.01 other seeds choose the second."""
+    prompt = prompts[1]
+    with torch.inference_mode():
+        logits = hf_model(torch.tensor([prompt])).logits[0, -1]
+    (best, second), (first, other) = logits.topk(2)
+    bias = [[[int(other)], float(best - second) - 4 * temperature]]
+    arguments: dict[str, Any] = {"do_sample": True, "top_k": 0, "max_new_tokens": 1}
+    arguments |= {"sequence_bias": bias}
+    answers = {}
+    for degree in (temperature, 0.01):
+        fields = {**arguments, "temperature": degree}
+        configs = [GenerationConfig(seed=seed, **fields) for seed in range(64)]
+        answers[degree] = [generate(hf_model, prompt, config) for config in configs]
+        outputs = engine.generate(as_prompts([prompt] * 64), configs, use_tqdm=False)
+        assert token_ids(outputs) == answers[degree]
+    assert {one for (one,) in answers[temperature]} <= {int(first), int(other)}
+    assert answers[temperature] != answers[0.01]
+
+
 def test_processed_logits_leave_raw_logprobs_alone(
     engine: LLM, hf_model: PreTrainedModel, prompts: list[list[int]]
 ) -> None:

@@ -59,7 +59,10 @@ class Step(SimpleNamespace):
             max_model_len=64,
             device=device,
             model_config=SimpleNamespace(
-                get_vocab_size=lambda: VOCABULARY, hf_config=config, dtype=torch.float32
+                logits_processors=None,
+                get_vocab_size=lambda: VOCABULARY,
+                hf_config=config,
+                dtype=torch.float32,
             ),
             vllm_config=SimpleNamespace(additional_config={}),
             input_batch=SimpleNamespace(req_ids=list(requests)),

@@ -46,7 +46,7 @@ def made(config: Any) -> PreTrainedModel:
     ("config", "sentence"),
     [
         (Mamba2Config(**MAMBA2), "Mamba2ForCausalLM, which keeps no keys and values: use hf_comp"),
-        (Qwen3NextConfig(**QWEN3_NEXT), "Qwen3NextForCausalLM, whose cache has a LinearAttention"),
+        (Qwen3NextConfig(**QWEN3_NEXT), "Qwen3NextForCausalLM, which has a LinearAttention"),
     ],
     ids=["mamba2", "qwen3-next"],
 )

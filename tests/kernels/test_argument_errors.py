@@ -25,7 +25,7 @@ def apply_arguments() -> dict[str, torch.Tensor]:
         "logits": torch.ones(ROWS, VOCAB_SIZE),
         "seen": torch.full((ROWS, WORDS), -1, dtype=torch.int32),
         "slots": int32([0, 1]),
-        "penalties": torch.full((ROWS,), 2.0),
+        "penalties": torch.full((ROWS,), 2.0, dtype=torch.float64),
     }
 
 
@@ -60,10 +60,18 @@ APPLY_ERRORS = [
     ("seen", torch.zeros(2, 3, dtype=torch.int32), "seen must have 2 words a row for 40 tokens"),
     ("slots", int32([0]), "slots must have one entry for each of the 2 rows of logits, but has 1."),
     ("slots", torch.zeros(2, dtype=torch.int64), "slots must have dtype int32, but has int64."),
-    ("penalties", torch.ones(2).half(), "penalties must have dtype float32, but has float16."),
-    ("penalties", torch.ones(3), "penalties must have one entry for each of the 2 rows of logits"),
-    ("penalties", torch.ones(4)[::2], "penalties must be contiguous."),
-    ("penalties", torch.ones(2).to("meta"), "penalties must be on the same device as the tensor"),
+    ("penalties", torch.ones(2).half(), "penalties must have dtype float64, but has float16."),
+    (
+        "penalties",
+        torch.ones(3).double(),
+        "penalties must have one entry for each of the 2 rows of logits",
+    ),
+    ("penalties", torch.ones(4).double()[::2], "penalties must be contiguous."),
+    (
+        "penalties",
+        torch.ones(2).double().to("meta"),
+        "penalties must be on the same device as the tensor",
+    ),
 ]
 DRAW_ERRORS = [
     ("probs", torch.ones(2, 40).double(), "probs must have dtype float32, but has float64."),
@@ -154,9 +162,9 @@ def test_mark_out_of_range_sets_no_bit(
     ("name", "value"),
     [
         ("slots", int32([0, 2])),
-        ("penalties", torch.tensor([2.0, 0.0])),
-        ("penalties", torch.tensor([2.0, -1.0])),
-        ("penalties", torch.tensor([2.0, torch.nan])),
+        ("penalties", torch.tensor([2.0, 0.0]).double()),
+        ("penalties", torch.tensor([2.0, -1.0]).double()),
+        ("penalties", torch.tensor([2.0, torch.nan]).double()),
     ],
 )
 def test_apply_out_of_range_changes_no_logit(ops: Any, name: str, value: torch.Tensor) -> None:

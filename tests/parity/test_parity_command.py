@@ -40,6 +40,10 @@ def test_it_is_a_command_of_vllm() -> None:
         (["--generation", "{"], "--generation is no JSON object"),
         (["--generation", "[1]"], "--generation is no JSON object"),
         (["--prompts", "no/such/file"], "--prompts: No such file"),
+        (["twin", "a", "--dtypes", "float64"], "dtype='float64' is none of float32"),
+        (["twin", "a", "--max-model-len", "0"], "--max-model-len 0 must be at least 1"),
+        (["twin", "./no/such"], "./no/such is no folder"),
+        (["twin", __file__], "is no folder: give one with a config.json"),
         (["record", "--side", "torch"], "side='torch' is none of hf, upstream"),
     ],
 )

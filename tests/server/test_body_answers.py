@@ -286,3 +286,24 @@ def test_sequence_biases_that_are_not_finite(
     assert status == 200
     expected = generate(hf_model, tokenizer(text)["input_ids"], GenerationConfig(**fields))
     assert answer["choices"][0]["token_ids"] == expected
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_prompt_without_an_answer(client: openai.OpenAI, is_stream: bool) -> None:
+    """Upstream generates a token for it, which is no part of the answer and is not counted."""
+    body: dict[str, Any] = {"model": "tiny", "prompt": "def f(", "echo": True, "max_tokens": 0}
+    body["extra_body"] = {"return_token_ids": True}
+    if is_stream:
+        options: Any = {"include_usage": True, "continuous_usage_stats": True}
+        parts = [*client.completions.create(**body, stream=True, stream_options=options)]
+    else:
+        parts = [client.completions.create(**body)]
+    assert all(part.usage and part.usage.completion_tokens == 0 for part in parts)
+    assert all(part.usage.total_tokens == part.usage.prompt_tokens > 0 for part in parts)
+    choices = [choice for part in parts for choice in part.choices]
+    assert not any(choice.token_ids for choice in choices)
+    plain = {**body, "extra_body": {}}
+    assert client.completions.create(**plain).choices[0].text == "def f("
+    assert client.completions.create(**{**plain, "max_tokens": 1}).usage.completion_tokens == 1
+    with pytest.raises(openai.BadRequestError, match="max_tokens must be at least 1"):
+        client.completions.create(**{**plain, "echo": False})

@@ -11,7 +11,7 @@ from tests.structure.imports import imports_of, modules
 FLOORS = (
     {"hooks"},
     {"parity", "parity_report", "bulk", "receipts"},
-    {"hf_exact"},
+    {"hf_exact", "twin"},
     {"hf_compat", "deterministic"},
     {"hf_numerics"},
     {"fork", "fork_ops", "v1"},

@@ -13,7 +13,6 @@ from vllm.fork.model_config import config_of, num_experts
 from vllm.fork.settled_warnings import leave_out_eager
 from vllm.fork_ops.portable_product import has_kernels
 from vllm.hf_numerics.dtype import hf_dtype
-from vllm.hf_numerics.unlike_models import check_output_bias
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -60,7 +59,6 @@ def _prepare_portable(args: EngineArgs, flags: ForkFlags) -> None:
                 f"deterministic=True does not go with {argument}, since {reason}: leave it out."
             )
     config = config_of(args)
-    check_output_bias(config.get_text_config(), "deterministic=True", "use a model without")
     if args.dtype == "auto":
         dtype = hf_dtype(args.model, args.revision, config)
         args.dtype = dtype if dtype is not None else args.dtype

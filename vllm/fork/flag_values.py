@@ -32,11 +32,12 @@ class FlagSpec:
 
 SPECS: dict[str, FlagSpec] = {
     "hf_compat": FlagSpec(
-        modes=("exact", "strict"),
+        modes=("exact", "strict", "rules"),
         help="Answer as Hugging Face `generate()` does: its defaults and generation_config.json "
         "rules, its stopping rule, its logits processors over the whole prompt and output, and its "
         "sampled tokens for a seed. `exact` also computes the very bits of its logits, slower. "
-        "`strict` refuses to start where a layer or a setting would cost the bits of its logits.",
+        "`strict` refuses to start where a layer or a setting would cost the bits of its logits. "
+        "`rules` keeps generate()'s rules on vLLM's own layers, whatever these compute.",
     ),
     "split_qkv": FlagSpec(
         modes=(),

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 CONFIG_KEY = "fork_flags"
 """Key of the flags in ``VllmConfig.additional_config``."""
 
+IS_TWIN = "fork_is_twin"
+"""Key there of an engine that computes a twin (`vllm.twin`), and no user's model."""
+
 GROUP_TITLE = "ParityConfig"
 
 
@@ -52,7 +55,12 @@ class ForkFlags:
     @property
     def splits_projections(self) -> bool:
         """Whether fused projections are computed as separate ones."""
-        return bool(self.hf_compat if self.split_qkv is None else self.split_qkv)
+        return bool(self.has_hf_layers if self.split_qkv is None else self.split_qkv)
+
+    @property
+    def has_hf_layers(self) -> bool:
+        """Whether layers compute with Hugging Face's operations, and not vLLM's own."""
+        return bool(self.hf_compat) and self.hf_compat != "rules"
 
     @property
     def hf_compat_as_given(self) -> str:

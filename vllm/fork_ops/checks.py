@@ -57,7 +57,7 @@ def apply_repetition_penalty(
         )
     _check_vector(APPLY, "slots", slots, [torch.int32], logits.device)
     _check_length(APPLY, "slots", slots, rows, "rows of logits")
-    _check_vector(APPLY, "penalties", penalties, [torch.float32], logits.device)
+    _check_vector(APPLY, "penalties", penalties, [torch.float64], logits.device)
     _check_length(APPLY, "penalties", penalties, rows, "rows of logits")
 
 

@@ -54,10 +54,11 @@ def apply_repetition_penalty(
         checks.apply_repetition_penalty_values(seen, slots, penalties)
 
     is_penalized = _unpack_rows(seen, slots, logits.shape[1])
-    factor = penalties.unsqueeze(1)
+    factor = penalties.float().unsqueeze(1)
     # A divisor that is a tensor divides on every device; torch's shortcut through the reciprocal is
     # for numbers.
-    divided = logits * factor.reciprocal() if reciprocal else logits / factor
+    by = penalties.reciprocal().float().unsqueeze(1)
+    divided = logits * by if reciprocal else logits / factor
     penalized = torch.where(logits < 0, logits * factor, divided)
     logits.copy_(torch.where(is_penalized, penalized, logits))
 

@@ -37,14 +37,15 @@ class DivisionRule(enum.Enum):
     """One correctly rounded division."""
 
     RECIPROCAL = "reciprocal"
-    """A multiplication by the rounded reciprocal of the penalty."""
+    """A multiplication by the penalty's reciprocal, taken in float64 and rounded to float32."""
 
 
 def hf_division_rule(device: torch.device) -> DivisionRule:
     """The rule that Hugging Face follows on ``device``, there dividing by a Python float.
 
-    On CUDA, torch multiplies by the reciprocal of a divisor that is a number (ATen,
-    ``native/cuda/BinaryDivTrueKernel.cu``); on CPU it divides.
+    On CUDA, torch multiplies by the reciprocal of a divisor that is a number, which it takes in
+    float64 (ATen, ``native/cuda/BinaryDivTrueKernel.cu``; measured with torch 2.11); on CPU it
+    divides.
     """
     return DivisionRule.RECIPROCAL if device.type == "cuda" else DivisionRule.DIVIDE
 
@@ -103,7 +104,7 @@ def apply_repetition_penalty(
         seen: int32 [num_slots, num_mask_words(vocab_size)], contiguous. Bits at vocab_size and
             above are ignored.
         slots: int32 [n], contiguous: each row's row of ``seen``; below 0 leaves the row untouched.
-        penalties: float32 [n], contiguous, above 0.
+        penalties: float64 [n], contiguous, above 0: the numbers as Python has them.
         rule: How to divide; by default as Hugging Face does on the device of ``logits``.
 
     All are on one device. On CUDA a row with slot >= num_slots is left untouched and a penalty is

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from vllm.hf_compat.request import HFRequest
+from vllm.hf_compat.request import EXTRA_ARGS_KEY, HFRequest
 from vllm.hf_compat.stopping import StoppingDetokenizer, WrappedDetokenizer, stop_like_hf
+from vllm.hf_compat.whole_texts import WholeText
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
@@ -80,7 +81,8 @@ class _BeamDetokenizer(WrappedDetokenizer):
         super().__init__(self.new())
 
     def new(self) -> IncrementalDetokenizer:
-        return IncrementalDetokenizer.from_new_request(self._tokenizer, self._request)
+        made = IncrementalDetokenizer.from_new_request(self._tokenizer, self._request)
+        return _whole_text(made, self._request, self._tokenizer)
 
     def output(self, index: int, beam: dict[str, Any]) -> HFOutput:
         """Return the sequence that came at this place."""
@@ -115,7 +117,17 @@ def detokenizer_for(
     """
     if HFRequest.of(request.sampling_params).num_beams > 1:
         return _BeamDetokenizer(request, tokenizer)
-    return stop_like_hf(detokenizer, request, tokenizer)
+    return stop_like_hf(_whole_text(detokenizer, request, tokenizer), request, tokenizer)
+
+
+def _whole_text(
+    detokenizer: IncrementalDetokenizer, request: EngineCoreRequest, tokenizer: Any
+) -> IncrementalDetokenizer:
+    """Return a detokenizer whose texts end as Transformers' do; itself without hf_compat."""
+    params = request.sampling_params
+    if tokenizer is None or params is None or EXTRA_ARGS_KEY not in (params.extra_args or {}):
+        return detokenizer
+    return WholeText(detokenizer, tokenizer, request.prompt_token_ids or [], params)
 
 
 def _of_own_tokens(name: str) -> Any:

@@ -10,8 +10,10 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from vllm.exceptions import GracefulHTTPError, VLLMError, VLLMValidationError
+from vllm.fork import checked_adapters
 from vllm.fork.flags import ForkFlags
 from vllm.fork.live_weights.registry import REFUSED
+from vllm.hf_compat.forbidden_tokens import no_continuation
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
@@ -35,15 +37,13 @@ def failure_of(
     reason = ended[0].stop_reason
     if isinstance(reason, str) and reason.startswith(REFUSED):
         return GracefulHTTPError(reason, HTTPStatus.SERVICE_UNAVAILABLE)
+    if isinstance(reason, str) and reason.startswith(checked_adapters.REFUSED):
+        return VLLMValidationError(reason)
     if not ForkFlags.of(vllm_config).hf_compat:
         return None
     if isinstance(reason, str):  # the sampler's sentence
         return VLLMValidationError(reason)
     # Besides a structure that cannot go on, only the transfer of a KV cache ends requests so.
     if params.structured_outputs is not None and vllm_config.kv_transfer_config is None:
-        return VLLMValidationError(
-            f"No token continues what structured_outputs allows after {len(ended[0].token_ids)} "
-            "tokens: every rule of a grammar must come to an end, and its text be writable with "
-            "the model's tokens."
-        )
+        return VLLMValidationError(no_continuation(len(ended[0].token_ids)))
     return None

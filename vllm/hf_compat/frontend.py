@@ -33,6 +33,7 @@ from vllm.hf_compat.request import EXTRA_ARGS_KEY, HFRequest
 from vllm.hf_compat.resolved_params import ResolvedParams
 from vllm.hf_compat.room import Room, check_beams, check_guidance
 from vllm.hf_compat.sampling_params import (
+    SAID_BY_BOTH,
     check_logit_bias,
     in_hf_terms,
     said_by_both,
@@ -67,10 +68,11 @@ class HFSamplingParams(StructuredParams, kw_only=True):  # type: ignore[call-arg
     """
 
     def __post_init__(self) -> None:
-        """As of ``SamplingParams``, which forgets what a greedy request does not use: copies are
-        made in this way, too, and may be told to sample afterwards.
+        """As of ``SamplingParams``, which raises a low temperature, and forgets what a greedy
+        request does not use. Copies are made in this way, too, and would look as if the caller had
+        changed that; and they may be told to sample afterwards.
         """
-        shown = {name: getattr(self, name) for name in ("top_p", "top_k", "min_p")}
+        shown = {name: getattr(self, name) for name in SAID_BY_BOTH}
         super().__post_init__()
         if self._resolved is not None:
             for name, value in shown.items():

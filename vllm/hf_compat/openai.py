@@ -109,13 +109,14 @@ class HFRequestBody(HFNames):
         )
         if not (temperature if self.do_sample is None else self.do_sample):
             params.temperature = 0.0
-        attach_body(params, self._fields_for_hf())
+        is_changed = self.do_sample is None and temperature not in (0, params.temperature)
+        attach_body(params, self._fields_for_hf(temperature if is_changed else None))
         return params
 
-    def _fields_for_hf(self) -> BodyFields:
+    def _fields_for_hf(self, temperature: float | None) -> BodyFields:
+        """Return the fields that travel, with a temperature that upstream's have lost."""
         fields = {name: getattr(self, name) for name in GenerationFields.model_fields}
-        if self.do_sample:
-            fields["temperature"] = self.temperature
+        fields["temperature"] = self.temperature if self.do_sample else temperature
         if "length_penalty" in self.model_fields_set:
             fields["length_penalty"] = self.length_penalty
         return BodyFields.model_construct(**fields)

@@ -399,7 +399,6 @@ def _penalize_prompt(penalty: float, rows: Rows, scores: torch.Tensor) -> torch.
 
 
 def _penalize(penalty: float, mask: torch.Tensor, rows: Rows, scores: torch.Tensor) -> torch.Tensor:
-    penalty = torch.tensor(penalty, dtype=torch.float64).float().item()  # beyond float32: infinity
-    penalties = torch.full((len(scores),), penalty, dtype=torch.float32, device=scores.device)
+    penalties = torch.full((len(scores),), penalty, dtype=torch.float64, device=scores.device)
     apply_repetition_penalty(scores, mask, rows.slots, penalties)
     return scores

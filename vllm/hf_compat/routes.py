@@ -34,6 +34,7 @@ from vllm.fork.server_flags import ServerFlags
 from vllm.hf_compat.body_bytes import LimitedBodies
 from vllm.hf_compat.body_limits import check_body
 from vllm.hf_compat.early_check import check_early, spare_the_loop
+from vllm.hf_compat.echoed_prompts import without_generation
 from vllm.hf_compat.field_names import Schema, check_names
 from vllm.hf_compat.first_error import bound_validation, hasten
 from vllm.hf_compat.openai import (
@@ -148,6 +149,7 @@ def endpoint_for(path: str, upstream: Endpoint, flags: ServerFlags) -> Endpoint:
         try:
             await check_early(request, raw_request)
             answer = await upstream(request=request, raw_request=raw_request)
+            answer = without_generation(answer, request)
             return answer if book is None else with_receipts(answer, book)
         finally:
             if book is not None:

@@ -15,6 +15,7 @@ from vllm.fork.runners import remember_runner
 from vllm.hf_compat.batch import Batch, Group, Rows
 from vllm.hf_compat.beam_search import BeamSearch
 from vllm.hf_compat.draws import NoProbabilityError, draw_tokens
+from vllm.hf_compat.forbidden_tokens import ForbiddenTokens
 from vllm.hf_compat.logits_digests import LogitsDigests
 from vllm.hf_compat.pipeline import DEVICE_ERRORS
 from vllm.hf_compat.request import HFRequest
@@ -62,6 +63,7 @@ class HFSampler(OrderedLogprobs):
         self._searches: dict[str, BeamSearch] = {}
         self._outputs: dict[str, dict[str, Any]] = {}
         self._digests = LogitsDigests(runner)
+        self._forbidden = ForbiddenTokens(runner)
 
     def take_outputs(self) -> dict[str, dict[str, Any]] | None:
         """Return what requests answer beside tokens in this step; None without any.
@@ -133,6 +135,8 @@ class HFSampler(OrderedLogprobs):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Apply HF's processors and choose (``Sampler.sample``, which sees greedy requests only).
 
+        A request for which vLLM's own fields, or they and HF's, leave no token ends with a reason.
+
         Args:
             logits: float32 [num_requests, vocab_size], changed in place.
             sampling_metadata: of the batch.
@@ -141,6 +145,19 @@ class HFSampler(OrderedLogprobs):
         Returns:
             Token ids int64 [num_requests], and logprobs if the mode asks for processed ones.
         """
+        forbidden = self._forbidden.of_step(logits, self._discarded)
+        token_ids, processed = self._sample(logits, sampling_metadata, logprobs_mode_override)
+        for req_id, sentence in (forbidden.errors(token_ids) if forbidden else {}).items():
+            logger.error("hf_compat: request %s failed: %s", req_id, sentence)
+            self._outputs[req_id] = {"error": sentence}
+        return token_ids, processed
+
+    def _sample(
+        self,
+        logits: torch.Tensor,
+        sampling_metadata: SamplingMetadata,
+        logprobs_mode_override: LogprobsMode | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if not self._batch:
             return super().sample(logits, sampling_metadata, logprobs_mode_override)
         chosen: list[tuple[Group, torch.Tensor]] = []

@@ -3,7 +3,8 @@
 =================== ======================== ============================================
 SamplingParams      GenerationConfig         remark
 =================== ======================== ============================================
-temperature         do_sample, temperature   below 1e-5: greedy search
+temperature         do_sample, temperature   below 1e-5: greedy search; the constructor of
+                                             ``SamplingParams`` raises others to 0.01
 top_k               top_k                    0 and -1: off
 top_p               top_p
 min_p               min_p                    0: off
@@ -35,11 +36,11 @@ SAMPLING_EPS = 1e-5
 """vLLM's own bound below which a temperature means greedy search."""
 
 
-_SAID_BY_BOTH = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+SAID_BY_BOTH = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Fields that ``SamplingParams`` and ``GenerationConfig`` have."""
 
 _DEFAULTS: dict[str, Any] = {
-    name: getattr(SamplingParams(), name) for name in (*_SAID_BY_BOTH, "max_tokens")
+    name: getattr(SamplingParams(), name) for name in (*SAID_BY_BOTH, "max_tokens")
 }
 """Of ``SamplingParams``, for the fields that HF has, too."""
 
@@ -153,7 +154,7 @@ def take_changes(
         Whether a length was set.
     """
     before = {**_DEFAULTS, **shown}
-    now: dict[str, Any] = dict(zip(_SAID_BY_BOTH, said_by_both(params), strict=True))
+    now: dict[str, Any] = dict(zip(SAID_BY_BOTH, said_by_both(params), strict=True))
     now["max_tokens"] = params.max_tokens
     changed = {name: value for name, value in now.items() if value != before[name]}
     if "temperature" in changed:

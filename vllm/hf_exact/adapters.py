@@ -1,4 +1,9 @@
-"""LoRA adapters of a Transformers model, loaded and computed by PEFT."""
+"""LoRA adapters of a Transformers model, loaded and computed by PEFT.
+
+PEFT puts its layers into a model, and several adapters into the same layers. Some of those do not
+go together, and which do depends on the order in which they come. Here each adapter is put into the
+model as it was, and the layers that are its own are exchanged when it is used (`layer_exchange`).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from vllm.hf_exact.layer_exchange import LayerExchange, NotServedError
 from vllm.lora.utils import get_adapter_absolute_path
 
 if TYPE_CHECKING:
@@ -33,11 +39,11 @@ class PeftAdapters:
     ) -> None:
         self._model = model
         self._trainable = [one for one in model.parameters() if one.requires_grad]
-        self._peft: Any = None
-        self._active: int | None = None
+        self._active = 0
         self._on_load = on_load
         self._capacity = config.max_cpu_loras or config.max_loras
         self._loaded: OrderedDict[int, bool] = OrderedDict()  # to whether pinned; oldest use first
+        self._layers: dict[int, LayerExchange] = {}
         self._is_warming_up = False
 
     def activate(self, adapter_id: int) -> None:
@@ -47,16 +53,15 @@ class PeftAdapters:
         products into one if their weight requires a gradient (``should_fold`` in its
         LinearAlgebra.cpp).
         """
-        if self._peft is None or adapter_id == self._active:
+        if adapter_id == self._active:
             return
+        if self._active:
+            self._layers[self._active].take_out()
         if adapter_id:
-            self._peft.base_model.enable_adapter_layers()
-            self._peft.set_adapter(str(adapter_id), inference_mode=True)
-            self._peft.requires_grad_(False)
+            self._layers[adapter_id].put_in()
+            self._model.requires_grad_(False)
         else:
-            self._peft.base_model.disable_adapter_layers()
-            for parameter in self._trainable:
-                parameter.requires_grad_(True)
+            self._unfreeze()
         self._active = adapter_id
 
     def set_active_adapters(self, requests: set[LoRARequest], mapping: object) -> None:
@@ -69,40 +74,55 @@ class PeftAdapters:
         """Load an adapter; return whether it was not there.
 
         Raises:
-            ValueError: PEFT cannot load it, or is not installed; or all others are pinned.
+            ValueError: PEFT cannot load it, or is not installed; or it is more than layers of the
+                model; or all others are pinned. The others are as they were.
         """
         adapter_id = request.lora_int_id
-        if request.load_inplace:
-            self.remove_adapter(adapter_id)
-        if adapter_id in self._loaded:
+        if adapter_id in self._loaded and not request.load_inplace:
             self._loaded.move_to_end(adapter_id)
             return False
+        self.activate(0)
+        layers = self._load(request)  # before any other goes
+        self.remove_adapter(adapter_id)
         self._make_room()
-        self._load(request)
+        self._layers[adapter_id] = layers
         self._loaded[adapter_id] = False
-        self.activate(adapter_id)
-        self._on_load(adapter_id)
+        try:
+            self.activate(adapter_id)
+            self._on_load(adapter_id)
+        except Exception:
+            self.remove_adapter(adapter_id)
+            raise
         return True
 
-    def _load(self, request: LoRARequest) -> None:
+    def _load(self, request: LoRARequest) -> LayerExchange:
+        """Return the layers of an adapter; the model is as before."""
         try:
-            from peft import PeftModel
+            from peft import PeftConfig, PeftModel
         except ImportError:
             raise ValueError(
                 'hf_compat="exact" computes LoRA adapters with PEFT: `pip install peft`.'
             ) from None
-        path, name = get_adapter_absolute_path(request.lora_path), str(request.lora_int_id)
+        path = get_adapter_absolute_path(request.lora_path)
+        layers = LayerExchange(self._model)
         try:
-            if self._peft is None:
-                self._peft = PeftModel.from_pretrained(self._model, path, adapter_name=name)
-            else:
-                self._peft.load_adapter(path, adapter_name=name)
+            check_kind(PeftConfig.from_pretrained(path))
+            with layers.recording():
+                PeftModel.from_pretrained(self._model, path).eval()
+        except NotServedError:
+            raise
         except Exception as error:
             raise ValueError(
                 f"PEFT cannot load the adapter {request.lora_name!r} from {path}: {error}"
             ) from error
-        self._peft.eval()
-        self._active = None  # PEFT may have chosen the one that it loaded
+        finally:
+            self._unfreeze()
+        return layers
+
+    def _unfreeze(self) -> None:
+        """Take back that PEFT freezes a model."""
+        for parameter in self._trainable:
+            parameter.requires_grad_(True)
 
     def _make_room(self) -> None:
         """Forget the adapters that were used longest ago."""
@@ -118,8 +138,9 @@ class PeftAdapters:
         """Forget an adapter; return whether it was there."""
         if self._loaded.pop(adapter_id, None) is None:
             return False
-        self._peft.delete_adapter(str(adapter_id))
-        self._active = None  # nor is it known which one is chosen then
+        if adapter_id == self._active:
+            self.activate(0)
+        del self._layers[adapter_id]
         return True
 
     def remove_all_adapters(self) -> None:
@@ -160,6 +181,32 @@ class PeftAdapters:
     def supports_tower_connector_lora(self) -> bool:
         """Return False: there are no adapters of image towers."""
         return False
+
+
+def check_kind(config: Any) -> None:
+    """Refuse adapters that are more than layers of a model.
+
+    Args:
+        config: PEFT's ``PeftConfig``.
+
+    Raises:
+        NotServedError: says what it is.
+    """
+    kind = getattr(config.peft_type, "value", config.peft_type)
+    if config.is_prompt_learning or kind == "XLORA":
+        raise NotServedError(f"{kind} is no change of the model's layers alone")
+    if getattr(config, "alora_invocation_tokens", None):
+        raise NotServedError(
+            "an activated LoRA (alora_invocation_tokens) begins where PeftModel.generate() finds "
+            "its tokens in a prompt, which an engine does not look for"
+        )
+    # These write into the model's own weights when they are loaded, OLoRA without a trace.
+    beginning = getattr(config, "init_lora_weights", True)
+    if isinstance(beginning, str) and beginning.lower() not in ("gaussian", "eva", "orthogonal"):
+        raise NotServedError(
+            f"init_lora_weights={beginning!r} changes the model's own weights; PEFT's "
+            "save_pretrained() with path_initial_model_for_weight_conversion makes a LoRA of it"
+        )
 
 
 def exact_adapters(model: Any) -> PeftAdapters | None:

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from vllm.hf_exact.kv_pages import LayerPages
+from vllm.hf_numerics.exact_models import refusal_of, why_no_pages
 
 
 class Alone:
@@ -121,18 +122,9 @@ def make_pages(model: PreTrainedModel) -> list[LayerPages]:
     """
     token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
     output = model(input_ids=token, past_key_values=_empty_cache(model), use_cache=True)
-    cache = getattr(output, "past_key_values", None)
-    if cache is None:
-        raise ValueError(
-            f'hf_compat="exact" does not support {type(model).__name__}, which keeps no keys and '
-            "values: use hf_compat=True."
-        )
-    for layer in cache.layers:
-        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer):
-            raise ValueError(
-                f'hf_compat="exact" does not support {type(model).__name__}, whose cache has a '
-                f"{type(layer).__name__}: use hf_compat=True."
-            )
+    cache: Any = getattr(output, "past_key_values", None)
+    if reason := why_no_pages(cache):
+        raise refusal_of(type(model).__name__, reason)
     return [
         LayerPages(one.keys.shape[1], one.keys.shape[3], one.values.shape[3], one.keys.dtype)
         for one in cache.layers

@@ -129,6 +129,8 @@ class ExactModel(nn.Module):
             KeyError: a name is not the model's.
             AssertionError: a shape is not the model's.
         """
+        if self.adapters is not None:
+            self.adapters.activate(NO_ADAPTER)  # with an adapter's layers, weights have other names
         own = self.model.state_dict(keep_vars=True)
         loaded = set()
         for name, tensor in weights:

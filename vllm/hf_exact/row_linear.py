@@ -52,7 +52,7 @@ class RowLinear:
             product = self._rows(x.flatten(0, -2), weight, bias)
         else:
             return self._alone(x)
-        return product.view(*x.shape[:-1], -1)
+        return product.view(*x.shape[:-1], product.shape[-1])  # of no rows, too
 
     def _is_faster(self, x: torch.Tensor) -> bool:
         """Whether the fork's product takes x, which is a single row, with the bits it has alone."""

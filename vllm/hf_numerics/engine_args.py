@@ -12,9 +12,11 @@ from vllm.fork.decode_graphs import run_uncompiled
 from vllm.fork.model_config import config_of
 from vllm.fork.settled_warnings import leave_out, leave_out_eager
 from vllm.hf_numerics.dtype import hf_dtype
+from vllm.hf_numerics.exact_models import check_exact
 from vllm.hf_numerics.longrope import check_length_with_longrope
+from vllm.hf_numerics.model_fields import use_published_name
 from vllm.hf_numerics.tensor_parallel import check_tensor_parallel_size
-from vllm.hf_numerics.unlike_models import check_output_bias, check_window
+from vllm.hf_numerics.unlike_models import check_window
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
@@ -44,7 +46,7 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
 
     Raises:
         ValueError: see `check_tensor_parallel_size`, `check_length_with_longrope`, `check_window`
-            and `check_output_bias`, or exact mode does not go with an argument.
+            and `check_exact`, or exact mode does not go with an argument.
     """
     if flags.hf_compat == "exact":
         _prepare_exact(args, flags)
@@ -55,10 +57,14 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
     config = config_of(args)
     if args.dtype == "auto" and (dtype := hf_dtype(args.model, args.revision, config)):
         args.dtype = dtype
+    if not flags.has_hf_layers:
+        return
     check_window(config.get_text_config())
+    if flags.hf_compat == "exact":
+        check_exact(config)
     if flags.hf_compat != "exact":
+        use_published_name(args, config)
         check_length_with_longrope(args, config.get_text_config())
-        check_output_bias(config.get_text_config(), "hf_compat=True", 'use hf_compat="exact"')
     if flags.is_portable:
         return  # layers of its own
     if args.tensor_parallel_size > 1:

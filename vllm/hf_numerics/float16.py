@@ -33,7 +33,7 @@ def with_hf_float16(create: Callable[[EngineArgs], ModelConfig]) -> Callable[...
     @wraps(create)
     def create_as_hf(args: EngineArgs) -> ModelConfig:
         flags = ForkFlags.from_engine_args(args)
-        token = _is_as_hf.set(bool(flags.hf_compat) and not flags.is_portable)
+        token = _is_as_hf.set(flags.has_hf_layers and not flags.is_portable)
         try:
             return create(args)
         finally:

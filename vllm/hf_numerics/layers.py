@@ -70,7 +70,7 @@ def use_hf_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
         ValueError: see `split_projections`.
     """
     flags = ForkFlags.of(vllm_config)
-    if flags.hf_compat and vllm_config.model_config.dtype != torch.float32:
+    if flags.has_hf_layers and vllm_config.model_config.dtype != torch.float32:
         # In float32 vLLM's faster ones give the same tokens: all that differs is the last bits.
         config = vllm_config.model_config.hf_text_config
         _follow_hf(model, config)

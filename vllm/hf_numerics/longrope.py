@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vllm.fork.flags import IS_TWIN
+
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
@@ -28,8 +30,8 @@ def check_length_with_longrope(args: EngineArgs, config: PreTrainedConfig) -> No
         ValueError: longer texts are asked for, with which all would have the long factors.
     """
     parameters = getattr(config, "rope_parameters", None) or {}
-    if parameters.get("rope_type") != "longrope":
-        return
+    if parameters.get("rope_type") != "longrope" or IS_TWIN in args.additional_config:
+        return  # of a twin, whose lengths are not the model's, the logits tell
     trained = getattr(config, "original_max_position_embeddings", None)
     if trained is None:
         trained = parameters["original_max_position_embeddings"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,6 +55,30 @@ def forward_rotary(
         head_size=layer.head_size,
         is_neox=layer.is_neox_style,
     )
+
+
+def use_each_head(layer: RotaryEmbeddingBase) -> None:
+    """Let `layer`, which is this model's alone, rotate each head of queries of three dimensions
+    (LFM2's, for one), which vLLM's kernel for CPUs takes for one head.
+    """
+    layer._forward_method = partial(_forward_flat, layer, layer._forward_method)
+
+
+def _forward_flat(
+    layer: RotaryEmbeddingBase,
+    forward: Callable[..., tuple[torch.Tensor, torch.Tensor | None]],
+    positions: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    if query.dim() != positions.dim() + 2:
+        return forward(positions, query, key)
+    rotated, rotated_key = forward(
+        positions, query.flatten(-2), None if key is None else key.flatten(-2)
+    )
+    if key is not None and rotated_key is not None:
+        rotated_key = rotated_key.view(key.shape)
+    return rotated.view(query.shape), rotated_key
 
 
 def takes_few_tokens_at_once(kind: type[RotaryEmbeddingBase]) -> bool:

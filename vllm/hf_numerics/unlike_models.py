@@ -1,4 +1,4 @@
-"""Settings of a model with which vLLM's definition of it is not what Hugging Face computes."""
+"""Settings of a model that no twin can show: `generate()` leaves the formula, or texts are long."""
 
 from __future__ import annotations
 
@@ -7,29 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-_WITHOUT_OUTPUT_BIAS = ("cohere", "cohere2", "olmoe", "qwen3", "qwen3_moe")
-"""Types of models whose ``o_proj`` has a bias in Transformers if ``attention_bias`` is set, and
-none in vLLM, which leaves out that of a checkpoint without a word.
-"""
-
-
-def check_output_bias(config: PreTrainedConfig, flag: str, instead: str) -> None:
-    """Check that the attention of a model has all of its biases in vLLM.
-
-    Args:
-        config: of the model's text part.
-        flag: what would not be kept, as the user writes it.
-        instead: what the user can do.
-
-    Raises:
-        ValueError: the bias of the output projection would be lost.
-    """
-    if config.model_type in _WITHOUT_OUTPUT_BIAS and getattr(config, "attention_bias", False):
-        raise ValueError(
-            f"{flag} does not go with a model of type {config.model_type} that has "
-            "attention_bias=True, since vLLM's definition of it leaves the bias of o_proj out: "
-            f"{instead}."
-        )
+_LLAMA4_TUNED = 32768
+"""``max_model_len`` above which vLLM's ``Llama4ForCausalLM`` tunes the temperature."""
 
 
 def check_window(config: PreTrainedConfig) -> None:
@@ -43,3 +22,45 @@ def check_window(config: PreTrainedConfig) -> None:
             "hf_compat does not go with sliding_window=1, since generate() sees all tokens from "
             "the second step on where its cache is to keep none: use a model with another window."
         )
+
+
+def check_long_texts(config: PreTrainedConfig, max_model_len: int, given: str) -> None:
+    """Check what a twin's texts are too short for.
+
+    Args:
+        config: of the model's text part, as Transformers reads it.
+        max_model_len: tokens of the longest text that the engine takes.
+        given: the flag, as it was given.
+
+    Raises:
+        ValueError: texts come to positions that vLLM has no rotary angles for; or to where Llama 4
+            scales queries, which vLLM decides by `max_model_len`; or Falcon has ALiBi, whose
+            slopes and distances ``build_alibi_tensor`` rounds to bfloat16.
+    """
+    exact = 'or hf_compat="exact"'
+    positions = getattr(config, "max_position_embeddings", None)
+    if _has_plain_rope(config) and positions and max_model_len > positions:
+        raise ValueError(
+            f"{given} does not go with max_model_len={max_model_len}, since vLLM has rotary angles "
+            f"for max_position_embeddings={positions} positions alone: use "
+            f"max_model_len={positions}, {exact}."
+        )
+    if config.model_type == "llama4_text" and max_model_len > config.floor_scale:
+        is_tuned = max_model_len > _LLAMA4_TUNED
+        if bool(config.attn_temperature_tuning) != is_tuned:
+            raise ValueError(
+                f"{given} does not go with max_model_len={max_model_len} and "
+                f"attn_temperature_tuning={config.attn_temperature_tuning}, which vLLM has above "
+                f"{_LLAMA4_TUNED} tokens alone: use max_model_len={config.floor_scale}, {exact}."
+            )
+    if config.model_type == "falcon" and getattr(config, "alibi", False):
+        raise ValueError(
+            f"{given} does not go with alibi=True of Falcon, whose slopes Transformers rounds to "
+            'bfloat16, and vLLM does not: use hf_compat="exact".'
+        )
+
+
+def _has_plain_rope(config: PreTrainedConfig) -> bool:
+    """Whether rotary angles are those of the positions, which no factor stretches."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return bool(rope.get("rope_type") == "default")

@@ -21,8 +21,10 @@ from vllm.fork.system_libraries import check_system_libraries
 from vllm.hf_compat.engine_config import use_hf_semantics
 from vllm.hf_numerics import engine_args as hf_numerics
 from vllm.hf_numerics.float16 import with_hf_float16
+from vllm.hf_numerics.model_fields import change_fields
 from vllm.parity_report.settings import note_settings
 from vllm.receipts import engine_args as receipts
+from vllm.twin.check import check_definition
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -71,7 +73,8 @@ def prepare_engine_config(vllm_config: VllmConfig) -> None:
     Raises:
         ValueError: the configuration asks for something that hf_compat cannot answer like HF,
             or with other bits and ``hf_compat="strict"``, or inputs need a missing package, or
-            the model has heads that attention on CPUs has no kernels for.
+            the model has heads that attention on CPUs has no kernels for, or vLLM's definition
+            of it is another function than Transformers'.
     """
     log_decisions()
     check_input_packages(vllm_config)
@@ -79,4 +82,6 @@ def prepare_engine_config(vllm_config: VllmConfig) -> None:
     if ForkFlags.of(vllm_config).hf_compat:
         use_hf_semantics(vllm_config)
         note_settings(vllm_config)
+    check_definition(vllm_config)
+    change_fields(vllm_config)
     use_ray_on_cpus(vllm_config)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from vllm.entrypoints.cli.types import CLISubcommand
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from vllm.parity.setting import Setting
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -20,6 +22,7 @@ answers part and why. Without arguments: the bundled model.
     vllm parity [MODEL]             both sides here: tables, and JSON or a page on request
     vllm parity record [MODEL]      one side's answers, to a file
     vllm parity compare A B         two such files, of two machines, say
+    vllm parity twin MODEL          its definition, by a small random model; no weights are needed
 
 --help=all lists the options.
 """
@@ -46,7 +49,7 @@ class ParitySubcommand(CLISubcommand):
             help="Compare answers with Hugging Face's, and tell why they differ.",
             description=_DESCRIPTION,
             formatter_class=argparse.RawDescriptionHelpFormatter,
-            usage="vllm parity [record | compare] [MODEL | A B] [options]",
+            usage="vllm parity [record | compare | twin] [MODEL | A B] [options]",
         )
         parser.add_argument("words", nargs="*", metavar="MODEL", help=argparse.SUPPRESS)
         parser.add_argument(
@@ -65,6 +68,12 @@ class ParitySubcommand(CLISubcommand):
         )
         parser.add_argument("--json", type=Path, help="write the report here, too")
         parser.add_argument("--html", type=Path, help="write one page with plots here, too")
+        parser.add_argument(
+            "--upstream", action="store_true", help="of twin: vLLM's layers without any flag"
+        )
+        parser.add_argument(
+            "--max-model-len", type=int, help="of twin: tokens of the longest text of the engine"
+        )
         parser.add_argument(
             "--side", default="hf_compat", help="to record: hf, or a mode of the engine"
         )
@@ -100,6 +109,9 @@ def _run(words: list[str], args: argparse.Namespace) -> None:
         if args.html:
             args.html.write_text(recordings_html.page(compared))
         return
+    if words[:1] == ["twin"]:
+        _run_twin(words[1:], args, console)
+        return
     is_recording = words[:1] == ["record"]
     names = words[1:] if is_recording else words
     if len(names) > 1:
@@ -116,6 +128,26 @@ def _run(words: list[str], args: argparse.Namespace) -> None:
         report.write(args.json)
     if args.html:
         args.html.write_text(html.page(report))
+
+
+def _run_twin(names: list[str], args: argparse.Namespace, console: Console) -> None:
+    from vllm.parity.definition import compare_definition, show_definition
+
+    if len(names) != 1:
+        raise ValueError("twin takes one model: vllm parity twin MODEL.")
+    dtype = args.dtypes.split(",")[0]
+    answer = compare_definition(
+        names[0],
+        dtype=dtype,
+        is_upstream=args.upstream,
+        max_model_len=args.max_model_len,
+        remote_code=args.trust_remote_code,
+    )
+    show_definition(answer, dtype, console)
+    if args.json:
+        args.json.write_text(answer.as_json() + "\n")
+    if answer.finding.agreement not in ("bits", "rounding"):
+        raise SystemExit(1)
 
 
 def _setting(names: list[str], dtype: str, args: argparse.Namespace) -> Setting:

@@ -25,6 +25,16 @@ PROMPTS = (
 )
 
 
+def check_dtype(dtype: str) -> None:
+    """Check the name of a dtype.
+
+    Raises:
+        ValueError: it is none of `DTYPES`.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r} is none of {', '.join(DTYPES)}.")
+
+
 @dataclass(frozen=True)
 class Setting:
     """What both sides are asked.
@@ -46,8 +56,7 @@ class Setting:
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype={self.dtype!r} is none of {', '.join(DTYPES)}.")
+        check_dtype(self.dtype)
         if not self.prompts:
             raise ValueError("there are no prompts: give at least one.")
         if self.max_new_tokens < 1:

@@ -122,6 +122,8 @@ class _Judge:
 
 def _why_none(vllm_config: VllmConfig) -> str | None:
     """Return why no layer of vLLM's has Hugging Face's bits; None if some have."""
+    if ForkFlags.of(vllm_config).hf_compat == "rules":
+        return 'hf_compat="rules": vLLM\'s own layer'
     if ForkFlags.of(vllm_config).is_portable:
         return "deterministic=True: the bits of its specification"
     if vllm_config.model_config.dtype == torch.float32:

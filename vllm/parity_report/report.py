@@ -1,8 +1,8 @@
 """Says which layers of an engine in hf_compat compute with Hugging Face's bits, and which do not.
 
 The table goes to the log when an engine starts, to Python as ``LLM.parity_report()``, and decides
-with ``hf_compat="strict"`` whether the engine starts at all. It is about layers and settings: what
-a model's own code computes between its layers is in no table, but in the tests of the architecture.
+with ``hf_compat="strict"`` whether the engine starts at all. What a model's own code computes
+between its layers is shown by a twin (`vllm.twin`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
 from vllm.fork.flags import ForkFlags
+from vllm.hf_numerics.exact_models import could_be_exact
 from vllm.logger import init_logger
 from vllm.parity_report.settings import settings_of
+from vllm.twin.check import found_definition
+from vllm.twin.finding import Finding
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,15 +58,19 @@ class ParityReport:
     Attributes:
         rows: those with vLLM's bits last.
         settings: a sentence about each, without its end.
+        definition: how vLLM's definition of the model compares with Transformers'; None where the
+            model is Transformers' own, or nothing is promised of it.
     """
 
     rows: tuple[ParityRow, ...]
     settings: tuple[str, ...] = ()
+    definition: Finding | None = None
 
     @property
     def has_hf_bits(self) -> bool:
-        """Whether all layers and settings keep Hugging Face's bits."""
-        return not self.settings and all(row.has_hf_bits for row in self.rows)
+        """Whether all layers, settings and the definition keep Hugging Face's bits."""
+        is_equal = self.definition is None or self.definition.agreement == "bits"
+        return is_equal and not self.settings and all(row.has_hf_bits for row in self.rows)
 
     def __str__(self) -> str:
         table = [("layers", "count", "bits", "how")]
@@ -74,7 +81,10 @@ class ParityReport:
         lines = [
             f"{one[0]:<{kind}}  {one[1]:>{count}}  {one[2]:<{bits}}  {one[3]}" for one in table
         ]
-        return "\n".join([*lines, *(f"setting: {one}" for one in self.settings)])
+        about = [f"setting: {one}" for one in self.settings]
+        if self.definition is not None:
+            about.append(f"definition: {self.definition}")
+        return "\n".join([*lines, *about])
 
 
 def report_of_model(model: nn.Module, vllm_config: VllmConfig) -> ParityReport:
@@ -91,7 +101,7 @@ def report_of_model(model: nn.Module, vllm_config: VllmConfig) -> ParityReport:
         name = type(model.model).__name__
         return ParityReport((ParityRow(name, 1, True, "Transformers' own model"),))
     counts = Counter(parity_of_layers(model, vllm_config))
-    return ParityReport(_rows(counts), settings_of(vllm_config))
+    return ParityReport(_rows(counts), settings_of(vllm_config), found_definition(vllm_config))
 
 
 def _rows(counts: Counter[tuple[str, bool, str]]) -> tuple[ParityRow, ...]:
@@ -138,11 +148,13 @@ def check_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
     if not rows:
         return
     named = ", ".join(f"{row.count} {row.kind} ({row.reason})" for row in rows[:_NUM_NAMED])
+    exact = ""
+    if could_be_exact(vllm_config):
+        exact = 'hf_compat="exact", which runs Transformers\' own model, or '
     more = f" and {len(rows) - _NUM_NAMED} more kinds" if len(rows) > _NUM_NAMED else ""
     raise ValueError(
         f'hf_compat="strict" refuses {type(model).__name__}, of which these layers keep vLLM\'s '
-        f'bits: {named}{more}: use hf_compat="exact", which runs Transformers\' own model, or '
-        "hf_compat=True, which lets them."
+        f"bits: {named}{more}: use {exact}hf_compat=True, which lets them."
     )
 
 
@@ -175,4 +187,4 @@ def parity_report(llm: LLM) -> ParityReport:
     for stage in llm.collective_rpc("parity_rows"):
         for kind, count, has_hf_bits, reason in stage:
             counts[kind, has_hf_bits, reason] += count
-    return ParityReport(_rows(counts), settings_of(vllm_config))
+    return ParityReport(_rows(counts), settings_of(vllm_config), found_definition(vllm_config))

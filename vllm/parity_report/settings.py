@@ -11,6 +11,7 @@ import torch
 from vllm.fork.cores import THREADS_BIND, chosen_threads
 from vllm.fork.flags import ForkFlags
 from vllm.hf_numerics.engine_args import PYTORCH_THREADS
+from vllm.hf_numerics.exact_models import could_be_exact
 from vllm.platforms import current_platform
 
 if TYPE_CHECKING:
@@ -60,6 +61,10 @@ def _of_cache(vllm_config: VllmConfig) -> Iterator[Setting]:
 def _of_all_layers(vllm_config: VllmConfig) -> Iterator[Setting]:
     """Yield what leaves no other setting to decide."""
     flags, dtype = ForkFlags.of(vllm_config), vllm_config.model_config.dtype
+    if flags.hf_compat == "rules":
+        yield Setting(
+            'hf_compat="rules"', "layers are vLLM's, and so is its definition of the model"
+        )
     if flags.is_portable:
         yield Setting("deterministic=True", "layers have the bits of its own specification")
     if dtype == torch.float32:
@@ -154,7 +159,7 @@ def note_settings(vllm_config: VllmConfig) -> None:
         return
     for setting in [*settings, *_of_the_model(vllm_config.model_config)]:
         remedies = [setting.remedy] if setting.remedy else []
-        if setting.has_exact:
+        if setting.has_exact and could_be_exact(vllm_config):
             remedies.append('use hf_compat="exact", which runs Transformers\' own model')
         remedies.append("use hf_compat=True, which promises less")
         raise ValueError(

@@ -13,15 +13,15 @@ namespace vllm_fork {
 //   seen    [num_mask_words(vocab_size)]
 //
 // All implementations give the same bits.
-using PenalizeRow = void (*)(float* logits, const int32_t* seen, int64_t vocab_size, float penalty,
+using PenalizeRow = void (*)(float* logits, const int32_t* seen, int64_t vocab_size, double penalty,
                              DivisionRule rule);
 
 // Each is compiled by its own translation unit with its own instruction set: call one only after
 // asking the CPU (see isa.h).
-void penalize_row_scalar(float*, const int32_t*, int64_t, float, DivisionRule);
+void penalize_row_scalar(float*, const int32_t*, int64_t, double, DivisionRule);
 #if defined(VLLM_FORK_X86)
-void penalize_row_avx2(float*, const int32_t*, int64_t, float, DivisionRule);
-void penalize_row_avx512(float*, const int32_t*, int64_t, float, DivisionRule);
+void penalize_row_avx2(float*, const int32_t*, int64_t, double, DivisionRule);
+void penalize_row_avx512(float*, const int32_t*, int64_t, double, DivisionRule);
 #endif
 
 }  // namespace vllm_fork

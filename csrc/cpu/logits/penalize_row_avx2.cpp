@@ -15,9 +15,8 @@ inline __m256i lane_mask(uint32_t bits) {
 
 template <DivisionRule rule>
 struct Avx2Word {
-  explicit Avx2Word(float penalty)
-      : factor(_mm256_set1_ps(penalty)),
-        divisor(_mm256_set1_ps(RepetitionPenalty<rule>(penalty).divisor)) {}
+  explicit Avx2Word(const RepetitionPenalty<rule>& penalty)
+      : factor(_mm256_set1_ps(penalty.factor)), divisor(_mm256_set1_ps(penalty.divisor)) {}
 
   static constexpr int64_t kBlock = 8;
 
@@ -49,7 +48,7 @@ struct Avx2Word {
 
 }  // namespace
 
-void penalize_row_avx2(float* logits, const int32_t* seen, int64_t vocab_size, float penalty,
+void penalize_row_avx2(float* logits, const int32_t* seen, int64_t vocab_size, double penalty,
                        DivisionRule rule) {
   penalize_row<Avx2Word>(logits, seen, vocab_size, penalty, rule);
 }

@@ -8,9 +8,8 @@ namespace {
 
 template <DivisionRule rule>
 struct Avx512Word {
-  explicit Avx512Word(float penalty)
-      : factor(_mm512_set1_ps(penalty)),
-        divisor(_mm512_set1_ps(RepetitionPenalty<rule>(penalty).divisor)) {}
+  explicit Avx512Word(const RepetitionPenalty<rule>& penalty)
+      : factor(_mm512_set1_ps(penalty.factor)), divisor(_mm512_set1_ps(penalty.divisor)) {}
 
   static constexpr int64_t kBlock = 16;
 
@@ -40,7 +39,7 @@ struct Avx512Word {
 
 }  // namespace
 
-void penalize_row_avx512(float* logits, const int32_t* seen, int64_t vocab_size, float penalty,
+void penalize_row_avx512(float* logits, const int32_t* seen, int64_t vocab_size, double penalty,
                          DivisionRule rule) {
   penalize_row<Avx512Word>(logits, seen, vocab_size, penalty, rule);
 }

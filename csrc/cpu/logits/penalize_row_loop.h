@@ -37,12 +37,14 @@ inline void for_each_seen_word(float* logits, const int32_t* seen, int64_t vocab
 
 // Turns the rule, known at run time, into a template argument, outside of the loop.
 template <template <DivisionRule> class Word>
-inline void penalize_row(float* logits, const int32_t* seen, int64_t vocab_size, float penalty,
+inline void penalize_row(float* logits, const int32_t* seen, int64_t vocab_size, double penalty,
                          DivisionRule rule) {
   if (rule == DivisionRule::kReciprocal) {
-    for_each_seen_word(logits, seen, vocab_size, Word<DivisionRule::kReciprocal>(penalty));
+    const RepetitionPenalty<DivisionRule::kReciprocal> by_reciprocal(penalty);
+    for_each_seen_word(logits, seen, vocab_size, Word<DivisionRule::kReciprocal>(by_reciprocal));
   } else {
-    for_each_seen_word(logits, seen, vocab_size, Word<DivisionRule::kDivide>(penalty));
+    const RepetitionPenalty<DivisionRule::kDivide> divided(penalty);
+    for_each_seen_word(logits, seen, vocab_size, Word<DivisionRule::kDivide>(divided));
   }
 }
 

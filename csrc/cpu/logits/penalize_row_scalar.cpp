@@ -6,7 +6,7 @@ namespace {
 
 template <DivisionRule rule>
 struct ScalarWord {
-  explicit ScalarWord(float penalty) : penalize(penalty) {}
+  explicit ScalarWord(const RepetitionPenalty<rule>& penalty) : penalize(penalty) {}
 
   static constexpr int64_t kBlock = 1;
 
@@ -24,7 +24,7 @@ struct ScalarWord {
 
 }  // namespace
 
-void penalize_row_scalar(float* logits, const int32_t* seen, int64_t vocab_size, float penalty,
+void penalize_row_scalar(float* logits, const int32_t* seen, int64_t vocab_size, double penalty,
                          DivisionRule rule) {
   penalize_row<ScalarWord>(logits, seen, vocab_size, penalty, rule);
 }

@@ -16,7 +16,7 @@ namespace vllm_fork {
 // those that are z modulo gridDim.z. How many there are, only the lengths of sequences say: for many
 // blocks there is nothing to do, and they end before they look at queries.
 template <int kTiles, bool kHasParts>
-__global__ void __launch_bounds__(kAttentionThreads)
+__global__ void __launch_bounds__(kAttentionThreads, Attention<kTiles>::kResident)
     attention_kernel(PagedAttention task, int64_t splits, float* parts) {
   wait_for_earlier_kernels();
   const QueryPiece<kQueries> piece(task, blockIdx.x);
@@ -29,15 +29,16 @@ __global__ void __launch_bounds__(kAttentionThreads)
     const auto own = static_cast<int32_t>(blockIdx.z);
     superblock += (own + blocks - superblock % blocks) % blocks;
     if (superblock > last) return;
-    Attention<kTiles> attention(task, piece, seen, block_shared<AttentionMemory>());
+    Attention<kTiles> attention(task, piece, seen);
     for (; superblock <= last; superblock += blocks) {
       GatheredTiles<kTiles> gathered;
       attention.add_superblock(superblock, gathered);
       attention.write_part(gathered, parts, splits, superblock);
     }
+    attention.laps.tell(0);
     return;
   }
-  Attention<kTiles> attention(task, piece, seen, block_shared<AttentionMemory>());
+  Attention<kTiles> attention(task, piece, seen);
   TotalTiles<kTiles> total;
   for (; superblock <= last; ++superblock) {
     GatheredTiles<kTiles> gathered;
@@ -45,6 +46,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
     total.add(gathered);
   }
   attention.write_result(total);
+  attention.laps.tell(0);
 }
 
 // --- launchers ---------------------------------------------------------------------------------
@@ -59,7 +61,7 @@ inline bool is_for_warpgroups(const PagedAttention& task) {
 
 int64_t attention_splits(const PagedAttention& task) {
   if (is_for_warpgroups(task)) return 1;
-  constexpr int64_t kEnoughBlocks = 512;
+  constexpr int64_t kEnoughBlocks = 1024;
   constexpr int64_t kMostPartFloats = int64_t{64} << 20;  // 256 MiB
   const int64_t room = task.width * task.cache.page_tiles * kTileTokens;
   // What a window lets the queries of a piece see, wherever it begins.
@@ -91,7 +93,8 @@ cudaError_t launch_attention(const PagedAttention& task, int64_t splits, float* 
                   static_cast<unsigned int>(blocks_of_splits(task, splits)));
   const auto kernel =
       splits == 1 ? attention_kernel<kTiles, false> : attention_kernel<kTiles, true>;
-  return launch_dependent(grid, kAttentionThreads, 0, stream, kernel, task, splits, parts);
+  return launch_dependent(grid, kAttentionThreads, Attention<kTiles>::kStagedBytes, stream, kernel,
+                          task, splits, parts);
 }
 
 // Writes results, or with splits > 1 the parts that are to be merged.

@@ -14,7 +14,7 @@ struct PagedAttention {
   int64_t queries;
   int64_t heads;
   int64_t key_heads;
-  CachePages cache;             // at multiples of 4 bytes
+  CachePages cache;             // at multiples of 16 bytes
   const int32_t* pages;         // [sequences, width]
   const int32_t* query_starts;  // [sequences + 1]
   const int32_t* lengths;       // [sequences]

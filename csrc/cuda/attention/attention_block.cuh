@@ -4,33 +4,50 @@
 // sequence that share a head of keys, to 64 tokens at a time: each warp weighs 16 of the tokens, and
 // then adds up the values of every fourth 8 elements of a head. All products are exact, on tensor
 // cores; what is rounded is in registers of the lane that owns it, in the specification's order.
+//
+// A warp copies the tile of its 16 tokens to shared memory: while the block before is attended to, or
+// behind it if the head has more than 128 elements, since there is no room for two.
 #pragma once
 
 #include "cuda/attention/digit_sums.cuh"
 #include "cuda/attention/gathered_tiles.cuh"
+#include "cuda/attention/staged_tile.cuh"
+#include "cuda/primitives/laps.cuh"
 
 namespace vllm_fork {
 
+template <int kTiles>
 struct AttentionMemory {
-  LeftOperand queries[2][kQuerySteps];  // upper and lower digits
+  static constexpr int kSize = kTiles * kElements * kWarps;  // of a head, at most
+  LeftOperand queries[2][kSize / (4 * kStepWords)];          // upper and lower digits
   LeftOperand weights[2][kWeightSteps];
   QueryFacts facts[kQueries];
-  // What a warp has found about its tokens, and where their digits are.
-  const uint8_t* tiles[kWarps];
+  // What a warp has found about its tokens.
   int32_t exponents[kWarps][kQueries];
   int32_t value_exponents[kWarps][kQueries];
   int32_t sums[kWarps][kQueries];
   bool is_invalid[kWarps][kQueries];
 };
 
+// Its laps: 0 scores, 1 waiting for other warps, 2 copies, 3 weights, 4 waiting for these, 5 values,
+// 6 waiting for copies.
 template <int kTiles>
 struct Attention {
+  using Memory = AttentionMemory<kTiles>;
+  using Staged = StagedTile<Memory::kSize>;
+  // Blocks of tokens in shared memory: of the largest heads one, since some GPUs have 99 KiB.
+  static constexpr int kStages = Memory::kSize <= 128 ? 2 : 1;
+  static constexpr int kResident = kStages == 2 ? 3 : 2;  // blocks of threads that there are registers for
+  static constexpr size_t kStagedBytes = kStages * kWarps * sizeof(Staged);
+
   const PagedAttention& task;
   const QueryPiece<kQueries>& piece;
-  AttentionMemory& memory;
-  int32_t size;    // of a head
-  int32_t digits;  // of a tile: between upper and lower ones
-  int32_t values;  // from a tile's start
+  Memory& memory;
+  Staged* staged;      // of each warp, for the current block
+  bool is_there;       // the warp's tile of that block
+  bool will_be_there;  // and of the next one
+  int rows_of_lane;    // that may be there
+  int32_t size;        // of a head
   int lane;
   int warp;
   int group;  // the first of the lane's two rows; the second is 8 further on
@@ -38,16 +55,17 @@ struct Attention {
   float cap;
   SeenTokens seen;  // by any of the rows
   QueryFacts facts[2];
+  Laps laps;
 
   __device__ __forceinline__ Attention(const PagedAttention& paged,
                                        const QueryPiece<kQueries>& rows,
-                                       const SeenTokens& seen_by_any, AttentionMemory& shared)
+                                       const SeenTokens& seen_by_any)
       : task(paged),
         piece(rows),
-        memory(shared),
+        memory(block_shared<Memory>()),
+        staged(dynamic_shared<Staged>()),
+        rows_of_lane(rows.rows_before(kQueries) > kQueries / 2 ? 2 : 1),
         size(static_cast<int32_t>(paged.cache.head_size)),
-        digits(static_cast<int32_t>(TileLayout{size}.digits())),
-        values(static_cast<int32_t>(TileLayout{size}.value_place(0, 0))),
         lane(static_cast<int>(threadIdx.x) % kWarp),
         warp(static_cast<int>(threadIdx.x) / kWarp),
         group(lane / 4),
@@ -70,6 +88,7 @@ struct Attention {
 
   __device__ __forceinline__ void prepare_row(int row) {
     prepare_query(task, piece, row, memory.facts[row], [&](int word, const DigitWords& digits) {
+      if (4 * word >= Memory::kSize) return;
       memory.queries[0][word / kStepWords].at(row, word % kStepWords) = digits.upper;
       memory.queries[1][word / kStepWords].at(row, word % kStepWords) = digits.lower;
     });
@@ -77,11 +96,31 @@ struct Attention {
 
   // --- tokens ----------------------------------------------------------------------------------
 
-  // The warp's tile of the block of tokens from `first` on, or nothing if no row sees it.
-  __device__ __forceinline__ const uint8_t* find(int32_t first, const uint8_t** scales) const {
-    const FoundTile found(task, piece, seen, first / kTileTokens + warp);
-    *scales = found.scales;
-    return found.digits;
+  // The warp's tile of the block of tokens from `first` on, if any row sees it.
+  __device__ __forceinline__ FoundTile found(int32_t first) const {
+    return FoundTile(task, piece, seen, first / kTileTokens + warp);
+  }
+
+  // Starts to copy the block from `first` on to where the one before the current was.
+  __device__ __forceinline__ void copy_next(int32_t first, int32_t end) {
+    if (first >= end) return;
+    const FoundTile own = found(first);
+    will_be_there = own.digits != nullptr;
+    other_stage()[warp].take(own, size);
+    commit_copies();
+  }
+
+  __device__ __forceinline__ Staged* other_stage() const {
+    auto* first = dynamic_shared<Staged>();
+    return kStages == 1 || staged != first ? first : first + kWarps;
+  }
+
+  // The next block becomes the current one. All lanes see the warp's tile of it.
+  __device__ __forceinline__ void advance() {
+    wait_for_copies<0>();
+    __syncwarp();
+    staged = other_stage();
+    is_there = will_be_there;
   }
 
   // Scores of a lane's two rows and of the four tokens 4 * place.. of its warp's tile.
@@ -91,11 +130,12 @@ struct Attention {
     int32_t value_scales[4];
   };
 
-  __device__ __forceinline__ void multiply_keys(const uint8_t* keys, ProductSums (&sums)[2]) const {
+  __device__ __forceinline__ void multiply_keys(ProductSums (&sums)[2]) const {
     // Column g of product j is token 4 * (g / 2) + 2 * j + g % 2, so that sums of four tokens in a
     // row come to one lane.
     constexpr int kKeyWord = 4 * kTileTokens;  // bytes of 4 elements of all tokens
-    const uint8_t* own = keys + place * kKeyWord + 4 * (group / 2 * 4 + group % 2);
+    constexpr int kLower = sizeof(Staged::keys[0]);  // bytes behind the upper digits
+    const uint8_t* keys = staged[warp].keys[0] + place * kKeyWord + 4 * (group / 2 * 4 + group % 2);
     const int steps = (size + 4 * kStepWords - 1) / (4 * kStepWords);
     __syncwarp();  // for the products
 #pragma unroll 2
@@ -103,37 +143,35 @@ struct Attention {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         // In a last step of half the elements, those of the query are 0.
-        const uint8_t* first = own + step * kStepWords * kKeyWord + 4 * 2 * j;
+        const uint8_t* first = keys + step * kStepWords * kKeyWord + 4 * 2 * j;
         const uint8_t* second = first + kStepWords / 2 * kKeyWord;
         const uint32_t upper[2] = {word_at(first), word_at(second)};
-        const uint32_t lower[2] = {word_at(first + digits), word_at(second + digits)};
+        const uint32_t lower[2] = {word_at(first + kLower), word_at(second + kLower)};
         sums[j].add(memory.queries[0][step], memory.queries[1][step], upper, lower);
       }
     }
   }
 
   __device__ __forceinline__ Scores score_tokens(int32_t first) {
-    const uint8_t* scales;
-    const uint8_t* keys = find(first, &scales);
-    if (lane == 0) memory.tiles[warp] = keys;
     ProductSums sums[2];
     uint32_t key_scales = ~0u;  // of a tile that should be there and is not: all invalid
     uint32_t value_scales = ~0u;
-    if (keys != nullptr) {
-      multiply_keys(keys, sums);
-      key_scales = word_at(scales + 4 * place);
-      value_scales = word_at(scales + kTileTokens + 4 * place);
+    if (is_there) {
+      multiply_keys(sums);
+      key_scales = word_at(staged[warp].scales + 4 * place);
+      value_scales = word_at(staged[warp].scales + kTileTokens + 4 * place);
     }
     Scores scores;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) scores.value_scales[k] = static_cast<int32_t>(byte_of(value_scales, k));
     bool is_invalid[2] = {};
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      const int32_t token = first + warp * kTileTokens + 4 * place + k;
-      const uint32_t key_scale = byte_of(key_scales, k);
-      const uint32_t value_scale = byte_of(value_scales, k);
-      scores.value_scales[k] = static_cast<int32_t>(value_scale);
+    for (int r = 0; r < 2; ++r) {
+      if (r >= rows_of_lane) continue;
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
+      for (int k = 0; k < 4; ++k) {
+        const int32_t token = first + warp * kTileTokens + 4 * place + k;
+        const uint32_t key_scale = byte_of(key_scales, k);
         const float product = sums[k / 2].product(2 * r + k % 2);
         const Weight weight(score(product, unit_of(key_scale), facts[r].factor, cap,
                                   facts[r].slope,
@@ -141,8 +179,8 @@ struct Attention {
         const bool is_seen = token >= facts[r].seen.first && token <= facts[r].seen.last;
         scores.fractions[r][k] = weight.fraction;
         scores.exponents[r][k] = is_seen ? weight.exponent : kUnseen;
-        is_invalid[r] |=
-            is_seen && (key_scale == kInvalidScale || value_scale == kInvalidScale);
+        is_invalid[r] |= is_seen && (key_scale == kInvalidScale ||
+                                     byte_of(value_scales, k) == kInvalidScale);
       }
     }
     tell(scores, is_invalid);
@@ -153,6 +191,7 @@ struct Attention {
   __device__ __forceinline__ void tell(const Scores& scores, const bool (&is_invalid)[2]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      if (r >= rows_of_lane) continue;
       int32_t exponent = kUnseen;
       int32_t value_exponent = kUnseen;
 #pragma unroll
@@ -213,9 +252,8 @@ struct Attention {
     memory.weights[1][warp / 2].at(row, word) = digits.lower;
   }
 
-  __device__ __forceinline__ ProductSums multiply_values(const uint8_t* const (&tiles)[kWarps],
-                                                         int elements) const {
-    const int own = values + place * 4 * size + 4 * (elements + group);
+  __device__ __forceinline__ ProductSums multiply_values(int elements) const {
+    constexpr int kLower = sizeof(Staged::values[0]);  // bytes behind the upper digits
     ProductSums sums;
     __syncwarp();  // for the products
 #pragma unroll
@@ -224,9 +262,9 @@ struct Attention {
       uint32_t lower[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const uint8_t* tile = tiles[2 * step + i];
-        upper[i] = tile == nullptr ? 0 : word_at(tile + own);
-        lower[i] = tile == nullptr ? 0 : word_at(tile + own + digits);
+        const uint8_t* values = staged[2 * step + i].values[0][place] + 4 * (elements + group);
+        upper[i] = word_at(values);
+        lower[i] = word_at(values + kLower);
       }
       sums.add(memory.weights[0][step], memory.weights[1][step], upper, lower);
     }
@@ -235,19 +273,25 @@ struct Attention {
 
   // --- a block of tokens -------------------------------------------------------------------------
 
-  __device__ __forceinline__ void add_block(int32_t first, GatheredTiles<kTiles>& gathered) {
+  // Then the next one is current, if it is before `end`.
+  __device__ __forceinline__ void add_block(int32_t first, int32_t end,
+                                            GatheredTiles<kTiles>& gathered) {
     const Scores scores = score_tokens(first);
-    __syncthreads();
+    laps.end(0);
+    __syncthreads();  // nor does a warp read the block before
+    laps.end(1);
+    if (kStages > 1) copy_next(first + kBlockTokens, end);
+    laps.end(2);
     BlockExponents largest[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      if (r >= rows_of_lane) continue;
       largest[r] = largest_exponents(r);
       weigh(scores, largest[r], r);
     }
-    const uint8_t* tiles[kWarps];
-#pragma unroll
-    for (int i = 0; i < kWarps; ++i) tiles[i] = memory.tiles[i];
+    laps.end(3);
     __syncthreads();
+    laps.end(4);
     float kept[2] = {};
     float unit[2] = {};
 #pragma unroll
@@ -255,7 +299,7 @@ struct Attention {
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       if (!has(i)) continue;
-      const ProductSums sums = multiply_values(tiles, elements_of(i));
+      const ProductSums sums = multiply_values(elements_of(i));
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int r = e / 2;
@@ -263,6 +307,13 @@ struct Attention {
         gathered.values[i][e] = largest[r].weight == kUnseen ? gathered.values[i][e] : value;
       }
     }
+    laps.end(5);
+    if (kStages == 1) {
+      __syncthreads();
+      copy_next(first + kBlockTokens, end);
+    }
+    advance();
+    laps.end(6);
   }
 
   __device__ __forceinline__ void gather_sums(const BlockExponents& largest, int r,
@@ -282,11 +333,16 @@ struct Attention {
   __device__ __forceinline__ void add_superblock(int64_t superblock,
                                                  GatheredTiles<kTiles>& gathered) {
     const auto start = static_cast<int32_t>(superblock * kSuperblockTokens);
-    const int32_t end = start + kSuperblockTokens;
+    const int32_t all = start + kSuperblockTokens;
+    const int32_t end = all < seen.last + 1 ? all : seen.last + 1;
     const int32_t earliest = seen.first / kBlockTokens * kBlockTokens;
-    for (int32_t block = larger(start, earliest); block < end && block <= seen.last;
-         block += kBlockTokens) {
-      add_block(block, gathered);
+    const int32_t first = larger(start, earliest);
+    __syncthreads();  // no warp reads the block before
+    copy_next(first, end);
+    advance();
+    laps.begin();
+    for (int32_t block = first; block < end; block += kBlockTokens) {
+      add_block(block, end, gathered);
     }
   }
 

@@ -4,9 +4,12 @@
 #include "cuda/attention/prompt_memory.cuh"
 #include "cuda/attention/prompt_products.cuh"
 #include "cuda/attention/prompt_weights.cuh"
+#include "cuda/primitives/laps.cuh"
 
 namespace vllm_fork {
 
+// Its laps: 0 waiting for a block, 1 scores, 2 weights, 3 values, 4 all else.
+//
 // kIsPlain: without a soft cap and without ALiBi's slopes.
 template <int kSize, bool kIsPlain>
 struct PromptGroup {
@@ -21,6 +24,7 @@ struct PromptGroup {
   int place;      // among the lanes of the same rows
   float cap;
   BlockCursor at;
+  Laps laps;
   SeenTokens seen_by_group;
   SeenTokens seen_by_all;  // the rows of the warp
   float largest_factor;    // of them
@@ -66,13 +70,16 @@ struct PromptGroup {
     const int32_t end = seen.last / kBlockTokens + 1;
     const int32_t own_end = seen_by_group.last / kBlockTokens + 1;
     int32_t block = seen.first / kBlockTokens;
+    laps.begin();
     for (; block < end && block < seen_by_group.first / kBlockTokens; ++block) pass();
     Gathered totals[2];
     while (block < own_end) {
       clear();
       const int32_t next = (block / kBlocks + 1) * kBlocks;
       for (; block < next && block < own_end; ++block) {
+        laps.end(4);
         memory.is_full[at.stage].wait(at.parity);
+        laps.end(0);
         attend(block * kBlockTokens, memory.stages[at.stage]);
         leave();
       }
@@ -80,6 +87,7 @@ struct PromptGroup {
     }
     for (; block < end; ++block) pass();
     write_results(totals);
+    laps.tell(static_cast<int>(threadIdx.x) / kWarpgroup);
   }
 
  private:
@@ -154,13 +162,16 @@ struct PromptGroup {
                            are_common(stage.scales, largest_factor);
     TileProducts products;
     multiply_keys(place_of_stage, products);
+    laps.end(1);
     BlockWeights weights;
     if (is_common) {
       weigh<true>(products, stage.scales, first, weights);
     } else {
       weigh<false>(products, stage.scales, first, weights);
     }
+    laps.end(2);
     add_values(place_of_stage, weights);
+    laps.end(3);
   }
 
   template <bool kIsCommon>

@@ -10,7 +10,6 @@ constexpr int kQueries = 16;  // the rows of a tensor core's product
 constexpr int kWarps = kBlockTokens / kTileTokens;
 constexpr int kAttentionThreads = kWarps * kWarp;
 constexpr int kStepWords = 8;  // of 4 elements, that one product adds up
-constexpr int kQuerySteps = static_cast<int>(kLargestHead) / (4 * kStepWords);
 constexpr int kWeightSteps = kBlockTokens / (4 * kStepWords);
 constexpr int kElements = 8;  // of the result, that one product gives
 

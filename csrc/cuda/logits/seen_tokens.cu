@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kWarp* kWarpsPerBlock)
     apply_repetition_penalty_kernel(float* __restrict__ logits, int64_t vocab_size,
                                     int64_t row_stride, const int32_t* __restrict__ seen,
                                     SeenMask shape, const int32_t* __restrict__ slots,
-                                    const float* __restrict__ penalties) {
+                                    const double* __restrict__ penalties) {
   const int64_t row = blockIdx.x;
   const int64_t slot = slots[row];
   if (slot < 0 || slot >= shape.num_slots) return;
@@ -91,7 +91,7 @@ template cudaError_t launch_mark_seen_tokens<int64_t>(int32_t*, SeenMask, const 
 // itself fails with cudaErrorInvalidConfiguration.
 cudaError_t launch_apply_repetition_penalty(float* logits, int64_t rows, int64_t vocab_size,
                                             int64_t row_stride, const int32_t* seen, SeenMask shape,
-                                            const int32_t* slots, const float* penalties,
+                                            const int32_t* slots, const double* penalties,
                                             DivisionRule rule, cudaStream_t stream) {
   if (rows == 0 || vocab_size == 0) return cudaSuccess;
   const dim3 grid(static_cast<unsigned int>(rows),

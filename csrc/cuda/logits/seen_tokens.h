@@ -26,7 +26,7 @@ cudaError_t launch_mark_seen_tokens(int32_t* seen, SeenMask shape, const int32_t
 // in [0, num_slots) is left untouched. Needs num_words == num_mask_words(vocab_size).
 cudaError_t launch_apply_repetition_penalty(float* logits, int64_t rows, int64_t vocab_size,
                                             int64_t row_stride, const int32_t* seen, SeenMask shape,
-                                            const int32_t* slots, const float* penalties,
+                                            const int32_t* slots, const double* penalties,
                                             DivisionRule rule, cudaStream_t stream);
 
 }  // namespace vllm_fork

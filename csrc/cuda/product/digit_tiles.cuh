@@ -38,7 +38,7 @@ inline constexpr int kOutputs = static_cast<int>(kPanel);       // of a tile of 
 inline constexpr int kPanelGroupBits = 2;
 inline constexpr int kPanelGroup = 1 << kPanelGroupBits;
 inline constexpr int kRowGroupBits = 2;                         // of many rows
-inline constexpr int kFewRows = 32;                             // each tile of so many is a group
+inline constexpr int kFewRows = 16;                             // each tile of so many is a group
 static_assert(kOutputs == 2 * kRowsOfTile && kOctetsOfStep == 4);
 
 // Where eight channels of a row, or of an output, lie in eight such: octet i of a step has channels

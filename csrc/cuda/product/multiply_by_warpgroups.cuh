@@ -1,8 +1,8 @@
 // Digits of many rows times digits of a weight, on Hopper's warpgroups: the fast way, where
 // multiply_rows.cuh is the simple one. Both give the bits of docs/numerics/products.md.
 //
-// Of a block of threads two warpgroups multiply, each for 64 outputs and all rows of a tile, and a
-// thread loads, also the next tile's digits while the sums of one are written. Nobody waits but for
+// Of a block of threads two warpgroups multiply, each for 64 outputs and all rows of a tile, and four
+// threads load, also the next tile's digits while the sums of one are written. Nobody waits but for
 // digits, and for the memory they go to.
 #pragma once
 
@@ -25,22 +25,25 @@ __device__ __forceinline__ void multiply_by_warpgroups(const ProductWork& work) 
   const int blocks = static_cast<int>(gridDim.x);
   const int first = static_cast<int>(blockIdx.x);
   WarpgroupLoader<Tile> loader(work, memory);
-  if (threadIdx.x == Tile::kMultiplying) loader.prefetch_weight(first);
+  if (loader.is_one()) loader.prefetch_weight(first);
   if (threadIdx.x == 0) memory.begin();
   show_to_products();  // and to the copies
   __syncthreads();
   wait_for_earlier_kernels();
   if (threadIdx.x >= Tile::kMultiplying) {
     keep_registers<kRegistersOfLoader>();
-    if (threadIdx.x > Tile::kMultiplying) return;
+    if (!loader.is_one()) return;
     for (int part = first; part < work.parts; part += blocks) loader.load_part(part);
   } else {
     take_registers<kRegistersOfSums>();
     WarpgroupSums<Tile> sums(memory);
+    sums.laps.begin();
     for (int part = first; part < work.parts; part += blocks) {
       sums.add_part(work);
       WarpgroupResults<Tile>(work, part, memory).write(sums.tree.own);
+      sums.laps.end(5);
     }
+    sums.laps.tell(static_cast<int>(threadIdx.x) / kWarpgroup);
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstring>
+#include <type_traits>
 
 #include "cuda/primitives/device.cuh"
 #include "cuda/primitives/warp_reduce.cuh"
@@ -12,25 +13,67 @@
 
 namespace vllm_fork {
 
-// Reads eight things, of which the first `count` are there; in few loads if their place allows.
+// Eight things as they are moved in global memory: by words of at most 16 bytes.
 template <typename T>
-__device__ __forceinline__ void read_octet(const T* from, int count, T (&to)[kOctet]) {
-  constexpr size_t kAlignment = sizeof to < 16 ? sizeof to : 16;
-  if (count >= kOctet && reinterpret_cast<uintptr_t>(from) % kAlignment == 0) {
-    memcpy(to, __builtin_assume_aligned(from, kAlignment), sizeof to);
+struct OctetWords {
+  using Words = std::conditional_t<sizeof(T) == 1, Words2, Words4>;
+  static constexpr int kCount = static_cast<int>(sizeof(T[kOctet]) / sizeof(Words));
+  Words words[kCount];
+
+  static __device__ __forceinline__ bool are_at(uintptr_t places) {
+    return places % sizeof(Words) == 0;
+  }
+
+  __device__ __forceinline__ void load(const T* from) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      load_global(reinterpret_cast<const uint8_t*>(from) + i * sizeof(Words), words[i]);
+    }
+  }
+  __device__ __forceinline__ void store(T* to) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      store_global(reinterpret_cast<uint8_t*>(to) + i * sizeof(Words), words[i]);
+    }
+  }
+};
+
+// Reads eight things of global memory kCount times, each time `stride` further on; of each eight the
+// first `count` are there. If their places allow it, all loads begin before any is waited for.
+template <int kCount, typename T>
+__device__ __forceinline__ void read_octets(const T* from, int64_t stride, int count,
+                                            T (&to)[kCount][kOctet]) {
+  using Octet = OctetWords<T>;
+  const auto step = static_cast<uintptr_t>(stride) * sizeof(T);
+  if (count >= kOctet && Octet::are_at(reinterpret_cast<uintptr_t>(from) | step)) {
+    Octet octets[kCount];
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) octets[k].load(from + k * stride);
+    memcpy(to, octets, sizeof to);
     return;
   }
 #pragma unroll
-  for (int i = 0; i < kOctet; ++i) to[i] = i < count ? from[i] : T{};
+  for (int k = 0; k < kCount; ++k) {
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) to[k][i] = i < count ? from[k * stride + i] : T{};
+  }
 }
 
-// Writes the first `count` of eight things, in few stores if their place allows.
+template <typename T>
+__device__ __forceinline__ void read_octet(const T* from, int count, T (&to)[kOctet]) {
+  T octets[1][kOctet];
+  read_octets(from, 0, count, octets);
+  memcpy(to, octets, sizeof to);
+}
+
+// Writes the first `count` of eight things.
 template <typename T>
 __device__ __forceinline__ void write_octet(T* to, int count, const T (&from)[kOctet]) {
-  constexpr size_t kAlignment = sizeof from < 16 ? sizeof from : 16;
-  if (count >= kOctet && reinterpret_cast<uintptr_t>(to) % kAlignment == 0) {
-    void* start = to;  // nvcc 13.0 fails with a pointer of another type
-    memcpy(__builtin_assume_aligned(start, kAlignment), from, sizeof from);
+  using Octet = OctetWords<T>;
+  if (count >= kOctet && Octet::are_at(reinterpret_cast<uintptr_t>(to))) {
+    Octet octet;
+    memcpy(&octet, from, sizeof from);
+    octet.store(to);
     return;
   }
 #pragma unroll

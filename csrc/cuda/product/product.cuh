@@ -19,7 +19,7 @@ using TileOf8 = TileShape<4, 1, 1, 1, 4, 3, 4, false, kCores>;
 template <TensorCores kCores>
 using TileOf16 = TileShape<4, 1, 1, 2, 4, 3, 3, false, kCores>;
 template <TensorCores kCores>
-using TileOf32 = TileShape<4, 1, 1, 4, 4, 3, 3, false, kCores>;
+using TileOf32 = TileShape<4, 1, 1, 4, 4, 3, 3, true, kCores>;
 template <TensorCores kCores>
 using TileOf64 = TileShape<2, 2, 2, 4, 4, 3, 2, true, kCores>;
 using TileOfMany = TileShape<4, 2, 2, 6, 2, 3, 1, true, TensorCores::kInt8>;
@@ -39,12 +39,12 @@ inline constexpr int64_t kRowsOfWarpgroups = 2 * kRowsOf<WarpgroupTileOf128>;
 
 constexpr int64_t aligned(int64_t count, int64_t to) { return divide_up(count, to) * to; }
 
-// Calls function(a tile) and returns what it does. There are two for more rows than kFewRows.
-template <TensorCores kCores, class Tile64, class TileOfMore, typename Function>
+// Calls function(a tile) and returns what it does. There are three for more rows than kFewRows.
+template <TensorCores kCores, class Tile32, class Tile64, class TileOfMore, typename Function>
 auto with_tile_of(int64_t rows, const Function& function) {
   if (rows <= 8) return function(TileOf8<kCores>());
-  if (rows <= 16) return function(TileOf16<kCores>());
-  if (rows <= kFewRows) return function(TileOf32<kCores>());
+  if (rows <= kFewRows) return function(TileOf16<kCores>());
+  if (rows <= kRowsOf<Tile32>) return function(Tile32());
   if (rows <= kRowsOf<Tile64>) return function(Tile64());
   return function(TileOfMore());
 }
@@ -53,18 +53,20 @@ template <typename Function>
 auto with_tile(int64_t rows, const Multiprocessors& gpu, const Function& function) {
   using Large = WarpgroupTileOf128;
   using Small = WarpgroupTileOf96;
+  using Fewest = WarpgroupTileOf64;
   constexpr auto kInt8 = TensorCores::kInt8;
   constexpr auto kBfloat16 = TensorCores::kBfloat16;
   switch (gpu.cores) {
     case TensorCores::kBfloat16:
-      return with_tile_of<kBfloat16, TileOf64<kBfloat16>, TileOfManyBfloat16>(rows, function);
+      return with_tile_of<kBfloat16, TileOf32<kBfloat16>, TileOf64<kBfloat16>,
+                          TileOfManyBfloat16>(rows, function);
     case TensorCores::kInt8Warpgroups:
       // Those that multiply fewer rows which are not there; if none do, those that read less.
       return aligned(rows, kRowsOf<Small>) < aligned(rows, kRowsOf<Large>)
-                 ? with_tile_of<kInt8, WarpgroupTileOf64, Small>(rows, function)
-                 : with_tile_of<kInt8, WarpgroupTileOf64, Large>(rows, function);
+                 ? with_tile_of<kInt8, Fewest, Fewest, Small>(rows, function)
+                 : with_tile_of<kInt8, Fewest, Fewest, Large>(rows, function);
     default:
-      return with_tile_of<kInt8, TileOf64<kInt8>, TileOfMany>(rows, function);
+      return with_tile_of<kInt8, TileOf32<kInt8>, TileOf64<kInt8>, TileOfMany>(rows, function);
   }
 }
 
@@ -101,22 +103,13 @@ int64_t resident_blocks(const Multiprocessors& gpu) {
   return fitting < 1 ? 1 : least(fitting, Tile::kResident);
 }
 
-// Into how many parts to split the segments: as long as each doubling makes the whole at least an
-// eighth faster, counted in rounds of as many parts as the GPU computes at once. Parts cost the
-// writing and reading of their sums.
+// Into how many parts to split the segments: as many as there are blocks of threads for at once. On
+// an H200 more were slower for every matrix of an 8B Llama, since their sums have to be written,
+// read and added.
 inline int choose_splits(int64_t tiles, int64_t segments, int64_t at_once) {
-  int64_t splits = 1;
-  int64_t eighths = 8;  // 8 and 7, multiplied as often as there are doublings
-  int64_t sevenths = 7;
-  for (int64_t more = 2; more <= segments; more *= 2) {
-    const int64_t rounds = divide_up(tiles * splits, at_once);
-    const int64_t rounds_of_more = divide_up(tiles * more, at_once);
-    const bool is_faster = eighths * rounds_of_more * splits < sevenths * rounds * more;
-    splits = is_faster ? more : splits;
-    eighths = is_faster ? 8 : eighths * 8;
-    sevenths = is_faster ? 7 : sevenths * 7;
-  }
-  return static_cast<int>(splits);
+  int splits = 1;
+  while (2 * splits <= segments && 2 * splits * tiles <= at_once) splits *= 2;
+  return splits;
 }
 
 // Parts of the workspace, one behind the other.

@@ -4,7 +4,7 @@
 #include "cuda/primitives/device.cuh"
 #include "cuda/primitives/tickets.cuh"
 #include "cuda/product/digit_tiles.cuh"
-#include "cuda/product/product_result.cuh"
+#include "cuda/product/octet_results.cuh"
 #include "cuda/product/tile_shape.cuh"
 #include "cuda/product/warp_sums.cuh"
 
@@ -25,47 +25,42 @@ struct TileSums {
   }
 };
 
-// Calls action(index in [rows, outputs], output, sum of the tile) for each result of the tile, each
-// in one thread.
+// Calls action(place, octet of sums) for all results of the tile, each in one thread.
 template <class Tile, typename Action>
-__device__ __forceinline__ void for_each_result(const ProductWork& work,
-                                                const TilePlace<Tile>& place,
-                                                const TileSums<Tile>& tile, const Action& action) {
-  constexpr int kOutputsOfTile = Tile::kAllPanels * kOutputs;
-  constexpr int kResults = Tile::kAllRowTiles * kRowsOfTile * kOutputsOfTile;
+__device__ __forceinline__ void for_each_octet(const ProductWork& work,
+                                               const TilePlace<Tile>& place,
+                                               const TileSums<Tile>& tile, const Action& action) {
+  constexpr int kOctetsOfRow = Tile::kAllPanels * kOutputs / kOctet;
+  constexpr int kOctets = Tile::kAllRowTiles * kRowsOfTile * kOctetsOfRow;
 #pragma unroll 1
-  for (int i = static_cast<int>(threadIdx.x); i < kResults; i += Tile::kThreads) {
-    const int64_t row = int64_t{place.row_tile} * kRowsOfTile + i / kOutputsOfTile;
-    const int64_t output = int64_t{place.panel} * kOutputs + i % kOutputsOfTile;
+  for (int i = static_cast<int>(threadIdx.x); i < kOctets; i += Tile::kThreads) {
+    const int own = i % kOctetsOfRow * kOctet;
+    const int64_t row = int64_t{place.row_tile} * kRowsOfTile + i / kOctetsOfRow;
+    const int64_t output = int64_t{place.panel} * kOutputs + own;
     if (row >= work.rows) return;
     if (output >= work.outputs) continue;
-    const float sum = tile.values[i / kOutputsOfTile][i % kOutputsOfTile];
-    action(row * work.outputs + output, output, sum);
+    float octet[kOctet];
+    memcpy(octet, __builtin_assume_aligned(&tile.values[i / kOctetsOfRow][own], 16), sizeof octet);
+    action(OctetPlace(work, row, output), octet);
   }
-}
-
-// Leaves the sums of some segments, and adds all if those of the other segments are there.
-template <class Tile>
-__device__ __forceinline__ void write_partials(const ProductWork& work,
-                                               const TilePlace<Tile>& place,
-                                               const TileSums<Tile>& tile) {
-  const int64_t size = work.rows * work.outputs;
-  for_each_result(work, place, tile, [&](int64_t index, int64_t, float sum) {
-    work.partials[place.split * size + index] = sum;
-  });
-  if (!is_last_of(work.splits, work.counters + place.tile)) return;
-  for_each_result(work, place, tile, [&](int64_t index, int64_t output, float) {
-    const float sum = sum_of_halves(work.partials + index, size, work.splits);
-    write_result(work.result, index, sum, output);
-  });
 }
 
 template <class Tile>
 __device__ __forceinline__ void write_sums(const ProductWork& work, const TilePlace<Tile>& place,
                                            const TileSums<Tile>& tile) {
-  if (work.splits > 1) return write_partials(work, place, tile);
-  for_each_result(work, place, tile, [&](int64_t index, int64_t output, float sum) {
-    write_result(work.result, index, sum, output);
+  const auto write = [&](const OctetPlace& at, float(&octet)[kOctet]) {
+    float bias[kOctet];
+    read_bias(work.result, at, bias);
+    write_results(work.result, at, bias, octet);
+  };
+  if (work.splits == 1) return for_each_octet(work, place, tile, write);
+  for_each_octet(work, place, tile, [&](const OctetPlace& at, const float(&octet)[kOctet]) {
+    write_partial(work, place.split, at, octet);
+  });
+  if (!is_last_of(work.splits, work.counters + place.tile)) return;
+  for_each_octet(work, place, tile, [&](const OctetPlace& at, float(&octet)[kOctet]) {
+    add_partials(work, at, octet);
+    write(at, octet);
   });
 }
 

@@ -9,7 +9,10 @@
 
 namespace vllm_fork {
 
-// Two warpgroups multiply 64 outputs each with the same rows; a third one loads.
+inline constexpr int kLoaders = kWarpgroup / kWarp;
+
+// Two warpgroups multiply 64 outputs each with the same rows; of a third one a thread of each warp
+// loads.
 template <int kRowTiles_, int kStages_>
 struct WarpgroupTile {
   static constexpr int kGroups = 2;
@@ -62,7 +65,7 @@ struct WarpgroupMemory {
   using ScaleCursor = StageCursor<kScales>;
 
   __device__ __forceinline__ void begin() {
-    for (PhaseBarrier& barrier : is_full) barrier.begin(1);
+    for (PhaseBarrier& barrier : is_full) barrier.begin(kLoaders);
     for (PhaseBarrier& barrier : is_empty) barrier.begin(Tile::kWarps);
     for (PhaseBarrier& barrier : are_used) barrier.begin(Tile::kWarps);
   }

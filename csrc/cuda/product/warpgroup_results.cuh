@@ -3,17 +3,10 @@
 #pragma once
 
 #include "cuda/primitives/tickets.cuh"
-#include "cuda/product/octets.cuh"
-#include "cuda/product/product_result.cuh"
+#include "cuda/product/octet_results.cuh"
 #include "cuda/product/warpgroup_memory.cuh"
 
 namespace vllm_fork {
-
-// Eight results side by side: where they are in [rows, outputs], and how many of them there are.
-struct OctetPlace {
-  int64_t index;
-  int count;
-};
 
 template <class Tile>
 struct WarpgroupResults {
@@ -36,13 +29,14 @@ struct WarpgroupResults {
     take(sums[0]);
     __syncwarp();
     float bias[kOctet];
-    read_bias(bias);
+    read_bias(work.result, OctetPlace(work, 0, first_output()), bias);
+    const auto write = [&](const OctetPlace& at, float(&octet)[kOctet]) {
+      write_results(work.result, at, bias, octet);
+    };
     if (work.splits == 1) {
-      for_each_octet([&](const OctetPlace& at, float(&octet)[kOctet]) {
-        write_results(at, bias, octet);
-      });
+      for_each_octet(write);
     } else {
-      write_partials(bias);
+      share(write);
     }
     __syncwarp();  // the next part's pending sums may go where these were
   }
@@ -70,64 +64,28 @@ struct WarpgroupResults {
     const int row_of_tile = lane % 16 / 2;
     const int line = lane % 2 * 2 + row_of_tile % 2;
     const int64_t output = first_output();
-    const int64_t left = work.outputs - output;
-    if (left <= 0) return;
+    if (output >= work.outputs) return;
 #pragma unroll 1
     for (int t = lane / 16; t < Tile::kRowTiles; t += 2) {
       const int64_t row = int64_t{place.row_tile + t} * kRowsOfTile + row_of_tile;
       if (row >= work.rows) return;
       float octet[kOctet];
-      read_octet(&values[t][line * kWarp + row_of_tile / 2 * kOctet], kOctet, octet);
-      const auto count = static_cast<int>(least(left, int64_t{kOctet}));
-      action(OctetPlace{row * work.outputs + output, count}, octet);
+      const float* own = &values[t][line * kWarp + row_of_tile / 2 * kOctet];
+      memcpy(octet, __builtin_assume_aligned(own, 16), sizeof octet);
+      action(OctetPlace(work, row, output), octet);
     }
   }
 
-  __device__ __forceinline__ void read_bias(float (&bias)[kOctet]) const {
-    const ProductResult& result = work.result;
-#pragma unroll
-    for (int i = 0; i < kOctet; ++i) {
-      const int64_t output = first_output() + i;
-      const bool is_there = result.bias != nullptr && output < work.outputs;
-      bias[i] = is_there ? normal_bias(read_number(result.bias, result.bias_format, output)) : 0.0f;
-    }
-  }
-
-  // Without a bias, that +0 is added changes nothing: no sum is -0.
-  __device__ __forceinline__ void write_results(const OctetPlace& at, const float (&bias)[kOctet],
-                                                float (&octet)[kOctet]) const {
-#pragma unroll
-    for (int i = 0; i < kOctet; ++i) octet[i] = octet[i] + bias[i];
-    switch (work.result.format) {
-      case Format::kFloat32: return write_as<float>(at, octet);
-      case Format::kBfloat16: return write_as<Bfloat16>(at, octet);
-      case Format::kFloat16: return write_as<Float16>(at, octet);
-    }
-  }
-
-  template <typename Number>
-  __device__ __forceinline__ void write_as(const OctetPlace& at,
-                                           const float (&octet)[kOctet]) const {
-    Number numbers[kOctet];
-#pragma unroll
-    for (int i = 0; i < kOctet; ++i) numbers[i] = narrow<Number>(octet[i]);
-    write_octet(static_cast<Number*>(work.result.data) + at.index, at.count, numbers);
-  }
-
-  // Leaves the sums of some segments, and adds all if those of the other segments are there.
-  __device__ __forceinline__ void write_partials(const float (&bias)[kOctet]) const {
-    const int64_t size = work.rows * work.outputs;
+  // Leaves the sums of some segments, and writes those of all if the others are there.
+  template <typename Action>
+  __device__ __forceinline__ void share(const Action& write) const {
     for_each_octet([&](const OctetPlace& at, const float(&octet)[kOctet]) {
-      write_octet(work.partials + place.split * size + at.index, at.count, octet);
+      write_partial(work, place.split, at, octet);
     });
     if (!is_last_warp_of(work.splits, work.counters + place.tile * Tile::kTickets + warp)) return;
     for_each_octet([&](const OctetPlace& at, float(&octet)[kOctet]) {
-#pragma unroll
-      for (int i = 0; i < kOctet; ++i) {
-        if (i >= at.count) continue;
-        octet[i] = sum_of_halves(work.partials + at.index + i, size, work.splits);
-      }
-      write_results(at, bias, octet);
+      add_partials(work, at, octet);
+      write(at, octet);
     });
   }
 };

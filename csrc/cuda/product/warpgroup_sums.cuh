@@ -4,6 +4,7 @@
 // numbers of the integers of a block, tensor cores multiply for the other.
 #pragma once
 
+#include "cuda/primitives/laps.cuh"
 #include "cuda/primitives/registers.cuh"
 #include "cuda/product/warp_sums.cuh"
 #include "cuda/product/warpgroup_instructions.cuh"
@@ -38,6 +39,8 @@ struct PendingOfLane {
   }
 };
 
+// Its laps: 0 waiting for digits, 1 products, 2 waiting for the last of a block, 3 rounding, 4 sums of
+// segments.
 template <class Tile>
 struct WarpgroupSums {
   using Memory = WarpgroupMemory<Tile>;
@@ -49,6 +52,7 @@ struct WarpgroupSums {
   typename Memory::StepCursor at;
   typename Memory::ScaleCursor at_scales;
   TreeSums<Tile> tree;
+  Laps laps;
 
   __device__ __forceinline__ explicit WarpgroupSums(Memory& shared) : memory(shared) {
     const int group = static_cast<int>(threadIdx.x) / kWarpgroup;
@@ -64,6 +68,7 @@ struct WarpgroupSums {
         add_block(work.counts.steps_of(block));
       }
       tree.end_segment(segment, work.part_segments, pending);
+      laps.end(4);
     }
   }
 
@@ -82,18 +87,23 @@ struct WarpgroupSums {
     for (int step = 1; step < steps; ++step) {
       multiply<true>(high, mixed);
       wait_for_products<1>();
+      laps.end(1);
       give_back(at.stage < 2 ? at.stage + Tile::kStages - 2 : at.stage - 2);
     }
     wait_for_products<0>();
+    laps.end(2);
     give_back(at.stage == 0 ? Tile::kStages - 1 : at.stage - 1);
     hold_all(high);
     hold_all(mixed);
     add_to_tree(high, mixed);
+    laps.end(3);
   }
 
   template <bool kAdds>
   __device__ __forceinline__ void multiply(Integers& high, Integers& mixed) {
+    laps.end(1);
     memory.is_full[at.stage].wait(at.parity);
+    laps.end(0);
     constexpr unsigned int kStage = sizeof(StepDigits<Tile>) / kMatrixBytes;
     const unsigned int behind = uniform(static_cast<unsigned int>(at.stage)) * kStage;
     const unsigned int weight = weights + behind;

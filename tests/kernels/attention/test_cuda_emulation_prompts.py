@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from tests.emulated_gpu.library import CSRC
 from tests.kernels import emulated_ops as emulated
 from tests.kernels.attention.portable_attention_cases import Case, make_case
 from tests.kernels.attention.test_cuda_emulation_attention import Batch
 from tests.kernels.emulation import compile_emulation
+from tests.kernels.faults import copy_sources, misplaced
+from tests.kernels.machine_code import CSRC
 from tests.kernels.portable_cases import assert_same, numbers
 
 TOKENS = 1100
@@ -158,58 +159,58 @@ def test_which_kernel_is_launched(task: Any, chosen: bool) -> None:
 
 FAULTS = {
     "keys are multiplied before they are there": (
-        "prompt_group.cuh",
-        "memory.is_full[at.stage].wait(at.parity);\n        attend",
-        "attend",
+        "attention/prompt_group.cuh",
+        "memory.is_full[at.stage].wait(at.parity);\n        laps.end(0);\n        attend",
+        "laps.end(0);\n        attend",
     ),
     "a stage is filled before it is empty": (
-        "prompt_loader.cuh",
+        "attention/prompt_loader.cuh",
         "if (is_reused) memory.is_empty[at.stage].wait(at.parity ^ 1);",
         "",
     ),
     "a stage is given back before it was read": (
-        "prompt_group.cuh",
+        "attention/prompt_group.cuh",
         "attend(block * kBlockTokens, memory.stages[at.stage]);\n        leave();",
         "const int stage = at.stage; leave();\n"
         "        attend(block * kBlockTokens, memory.stages[stage]);",
     ),
     "the wrong phase is awaited": (
-        "prompt_loader.cuh",
+        "attention/prompt_loader.cuh",
         "wait(at.parity ^ 1)",
         "wait(at.parity)",
     ),
     "copies are given before they are there": (
-        "prompt_loader.cuh",
+        "attention/prompt_loader.cuh",
         "wait_for_copies<1>()",
         "wait_for_copies<2>()",
     ),
     "sums are read before they are there": (
-        "prompt_products.cuh",
+        "attention/prompt_products.cuh",
         "wait_for_products<0>()",
         "wait_for_products<1>()",
     ),
     "a sum is raised before it is there": (
-        "prompt_products.cuh",
+        "attention/prompt_products.cuh",
         "wait_for_products<1>();\n  raise(upper);",
         "raise(upper);",
     ),
     "a matrix is read at the wrong stride": (
-        "prompt_memory.cuh",
+        "attention/prompt_memory.cuh",
         "static_cast<unsigned int>(behind / 16), kHalfStride, kTileStride);",
         "static_cast<unsigned int>(behind / 16), kMatrix, kTileStride);",
     ),
     "copies are given before products see them": (
-        "prompt_loader.cuh",
+        "attention/prompt_loader.cuh",
         "show_to_products();\n    memory.is_full[at.stage].arrive();",
         "memory.is_full[at.stage].arrive();",
     ),
     "products do not see the digits of queries": (
-        "prompt_attention.cuh",
+        "attention/prompt_attention.cuh",
         "show_to_products();\n  __syncthreads();",
         "__syncthreads();",
     ),
     "barriers begin beside other threads": (
-        "prompt_attention.cuh",
+        "attention/prompt_attention.cuh",
         "show_to_products();\n  __syncthreads();",
         "show_to_products();",
     ),
@@ -226,21 +227,18 @@ extern "C" const char* run_prompt_attention(uint64_t seed, const PagedAttention*
 """
 
 
+def test_every_fault_has_its_place() -> None:
+    assert not misplaced(FAULTS)
+
+
 @pytest.mark.some(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_emulation_finds_faults(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kernel that forgets to wait, or waits for something else, has other bits or stops."""
-    name, before, after = FAULTS[fault]
-    folder = tmp_path / "cuda" / "attention"
-    folder.mkdir(parents=True)
-    for path in (CSRC / "cuda" / "attention").glob("prompt_*.cuh"):
-        text = path.read_text()
-        if path.name == name:
-            assert text.count(before) == 1
-            text = text.replace(before, after)
-        (folder / path.name).write_text(text)
+    sources = (CSRC / "cuda" / "attention").glob("prompt_*.cuh")
+    copy_sources(sources, tmp_path, FAULTS[fault])
     source = tmp_path / "faulty.cpp"
     source.write_text(FAULTY_KERNEL)
     here = Path(__file__).parents[1]

@@ -21,7 +21,7 @@ from tests.kernels.logits.seen_token_cases import (
     assert_same_bits,
     by_hand,
 )
-from tests.kernels.machine_code import CSRC, NVCC, run
+from tests.kernels.machine_code import CSRC, NVCC, disassembler, run
 from vllm.fork_ops import DivisionRule
 
 ARCHITECTURES = {80, 86, 89, 90, 100, 120}
@@ -34,7 +34,7 @@ HOST_PROGRAM = """
 
 int main(int, char** arguments) {
   const vllm_fork::RepetitionPenalty<vllm_fork::DivisionRule::RULE> penalize(
-      std::strtof(arguments[1], nullptr));
+      std::strtod(arguments[1], nullptr));
   for (float x; std::fread(&x, sizeof x, 1, stdin) == 1;) {
     x = penalize(x);
     std::fwrite(&x, sizeof x, 1, stdout);
@@ -89,6 +89,19 @@ def test_the_cuda_library_builds_for_every_architecture(
     assert "-fmad=false" in commands
     assert "-warn-spills" in commands
     assert "fast_math" not in commands
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kernel", ["product", "attention"])
+def test_the_clocks_of_kernels_build(tmp_path: Path, kernel: str) -> None:
+    """With the flags that the programs name, for the GPU machine on which they run."""
+    folder = ROOT / "benchmarks" / "gpu" / "clocks"
+    program = tmp_path / kernel
+    options = ("-std=c++17", "-O3", "-fmad=false", "-cudart", "static", "-DVLLM_FORK_CLOCKS")
+    target = "-gencode=arch=compute_90a,code=sm_90a"
+    sources = (folder / f"{kernel}.cu", CSRC / "cuda" / "primitives" / "launch.cu")
+    run(str(NVCC), *options, target, f"-I{CSRC}", *sources, "-o", program)
+    assert "CS2R" in run(disassembler(), "-sass", program)
 
 
 @pytest.mark.parametrize("architecture", [80, 90, 120])

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.kernels.emulation import Guarded, compile_emulation, pointer
+from tests.kernels.faults import copy_sources, misplaced
 from tests.kernels.machine_code import CSRC, KERNELS, machine_code
 from tests.kernels.portable_cases import numbers
 from tests.kernels.product.emulated_product import EmulatedProduct, TensorCores
@@ -128,14 +129,8 @@ NAMED = "A thread ends without having waited for the kernels before."
 def layer_library(fault: str | None, folder: Path) -> ctypes.CDLL:
     """Compile the kernels with a fault, or without."""
     for part in ("product", "rows"):
-        (folder / "cuda" / part).mkdir(parents=True)
-        for path in (CSRC / "cuda" / part).iterdir():
-            text = path.read_text()
-            if fault is not None and FAULTS[fault][0] == f"{part}/{path.name}":
-                _, before, after = FAULTS[fault]
-                assert text.count(before) == 1
-                text = text.replace(before, after)
-            (folder / "cuda" / part / path.name).write_text(text)
+        sources = (CSRC / "cuda" / part).iterdir()
+        copy_sources(sources, folder, FAULTS[fault] if fault else None)
     source = folder / "kernels" / "compilers" / SOURCE.name
     source.parent.mkdir(parents=True)
     source.write_text(SOURCE.read_text())
@@ -202,6 +197,10 @@ def test_kernels_begin_early_and_have_the_bits_of_the_cpu(
     for rows, splits in CASES:
         for seed in range(1, 6):
             assert check_layers(library, gpu, rows, splits, seed) == ""
+
+
+def test_every_fault_has_its_place() -> None:
+    assert not misplaced(FAULTS)
 
 
 @pytest.mark.some(3)

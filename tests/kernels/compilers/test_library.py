@@ -17,7 +17,7 @@ seen = torch.zeros(1, 2, dtype=torch.int32)
 slots = torch.zeros(1, dtype=torch.int32)
 fork_ops.mark_seen_tokens(seen, slots, slots + 40)
 logits = torch.ones(1, 64)
-fork_ops.apply_repetition_penalty(logits, seen, slots, torch.full((1,), 2.0))
+fork_ops.apply_repetition_penalty(logits, seen, slots, torch.full((1,), 2.0, dtype=torch.float64))
 one_hot = torch.zeros(1, 64).index_fill_(1, torch.tensor([9]), 1.0)
 state = fork_ops.seeded_state(0).unsqueeze(0)
 assert fork_ops.draw_tokens(one_hot, state, slots, slots.long()).tolist() == [9]

@@ -27,7 +27,9 @@ def test_a_step(backend: str, dynamic: bool) -> None:
         logits: torch.Tensor, seen: torch.Tensor, slots: torch.Tensor, token_ids: torch.Tensor
     ) -> torch.Tensor:
         scores = logits.clone()
-        penalties = torch.full((logits.shape[0],), PENALTY, device=logits.device)
+        penalties = torch.full(
+            (logits.shape[0],), PENALTY, dtype=torch.float64, device=logits.device
+        )
         fork_ops.mark_seen_tokens(seen, slots, token_ids)
         fork_ops.apply_repetition_penalty(scores, seen, slots, penalties)
         return scores
@@ -47,7 +49,9 @@ def test_a_step(backend: str, dynamic: bool) -> None:
 def test_the_torch_implementation_is_traceable(ops: Any) -> None:
     def step(seen: torch.Tensor, logits: torch.Tensor) -> None:
         ops.mark_seen_tokens(seen, int32([0, 1, 2]), int32([1, 33, 999]))
-        ops.apply_repetition_penalty(logits, seen, int32([0, 1, 2]), torch.full((3,), PENALTY))
+        ops.apply_repetition_penalty(
+            logits, seen, int32([0, 1, 2]), torch.full((3,), PENALTY).double()
+        )
 
     logits = adversarial_logits(ROWS, VOCAB_SIZE)
     seen = torch.zeros(ROWS, fork_ops.num_mask_words(VOCAB_SIZE), dtype=torch.int32)
@@ -68,7 +72,7 @@ def test_opcheck() -> None:
     logits = torch.randn(ROWS, VOCAB_SIZE)
     torch.library.opcheck(
         torch.ops.vllm_fork.apply_repetition_penalty.default,
-        (logits, seen, slots, torch.full((ROWS,), PENALTY), False),
+        (logits, seen, slots, torch.full((ROWS,), PENALTY).double(), False),
     )
 
 
@@ -87,5 +91,5 @@ def test_wrong_arguments_are_found_while_tracing() -> None:
         slots = torch.zeros(ROWS, dtype=torch.int32)
         with pytest.raises(RuntimeError, match="seen must have 32 words a row for 1000 tokens"):
             fork_ops.apply_repetition_penalty(
-                torch.zeros(ROWS, VOCAB_SIZE), seen, slots, torch.ones(ROWS)
+                torch.zeros(ROWS, VOCAB_SIZE), seen, slots, torch.ones(ROWS).double()
             )

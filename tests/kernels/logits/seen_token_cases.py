@@ -92,7 +92,7 @@ def by_hand(logits: torch.Tensor, penalty: float, rule: fork_ops.DivisionRule) -
     p = np.float32(penalty)
     with np.errstate(all="ignore"):
         by_reciprocal = rule is fork_ops.DivisionRule.RECIPROCAL
-        divided = x * (np.float32(1) / p) if by_reciprocal else x / p
+        divided = x * np.float32(1 / penalty) if by_reciprocal else x / p
         return torch.from_numpy(np.where(x < 0, x * p, divided))
 
 

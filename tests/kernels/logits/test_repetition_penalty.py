@@ -42,7 +42,7 @@ def test_same_bits_as_hugging_face(
         actual,
         seen_of(tokens, vocab_size),
         int32(range(rows), device),
-        torch.full((rows,), penalty, device=device),
+        torch.full((rows,), penalty, dtype=torch.float64, device=device),
     )
     assert_same_bits(actual, hugging_face(logits, tokens, penalty))
 
@@ -81,7 +81,7 @@ def test_rows_of_a_batch(ops: Any, device: str) -> None:
     logits = adversarial_logits(rows, vocab_size).to(device)
     tokens = random_tokens(4, 300, vocab_size).to(device)
     slots = [3, -1, 0, 2, 2, -7]
-    penalties = torch.tensor([1.1, 1.2, 1.3, 2.0, 0.5, 10.0], device=device)
+    penalties = torch.tensor([1.1, 1.2, 1.3, 2.0, 0.5, 10.0], dtype=torch.float64, device=device)
     actual = logits.clone()
     ops.apply_repetition_penalty(
         actual, seen_of(tokens, vocab_size), int32(slots, device), penalties
@@ -152,4 +152,4 @@ def test_the_division_rules_differ() -> None:
 
 
 def _full(rows: int, penalty: float, device: str) -> torch.Tensor:
-    return torch.full((rows,), penalty, device=device)
+    return torch.full((rows,), penalty, dtype=torch.float64, device=device)

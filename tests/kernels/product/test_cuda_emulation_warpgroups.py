@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.emulated_gpu.library import CSRC
 from tests.kernels.emulation import Guarded, compile_emulation, pointer
+from tests.kernels.faults import copy_sources, misplaced
+from tests.kernels.machine_code import CSRC
 from tests.kernels.portable_cases import DTYPES, assert_same
 from tests.kernels.product.emulated_product import EmulatedProduct, TensorCores
 from tests.kernels.product.portable_product_cases import Case
@@ -114,92 +115,92 @@ def test_dtypes_of_the_result(dtype: torch.dtype, gpu: EmulatedProduct) -> None:
 # --- faults --------------------------------------------------------------------------------------
 FAULTS = {
     "digits are multiplied before they are there": (
-        "warpgroup_sums.cuh",
+        "product/warpgroup_sums.cuh",
         "memory.is_full[at.stage].wait(at.parity);",
         "",
     ),
     "a stage is filled before it is empty": (
-        "warpgroup_loader.cuh",
+        "product/warpgroup_loader.cuh",
         "if (is_reused) memory.is_empty[at.stage].wait(at.parity ^ 1);",
         "",
     ),
     "the wrong phase of a stage is awaited": (
-        "warpgroup_loader.cuh",
+        "product/warpgroup_loader.cuh",
         "memory.is_empty[at.stage].wait(at.parity ^ 1)",
         "memory.is_empty[at.stage].wait(at.parity)",
     ),
     "a stage is given back while it is multiplied": (
-        "warpgroup_sums.cuh",
+        "product/warpgroup_sums.cuh",
         "wait_for_products<1>();",
         "wait_for_products<2>();",
     ),
     "the stage that is multiplied is given back": (
-        "warpgroup_sums.cuh",
+        "product/warpgroup_sums.cuh",
         "at.stage + Tile::kStages - 2 : at.stage - 2",
         "at.stage + Tile::kStages - 1 : at.stage - 1",
     ),
     "sums are read before they are there": (
-        "warpgroup_sums.cuh",
+        "product/warpgroup_sums.cuh",
         "wait_for_products<0>();",
         "wait_for_products<1>();",
     ),
     "a warp gives back for another that still multiplies": (
-        "warpgroup_memory.cuh",
+        "product/warpgroup_memory.cuh",
         "is_empty) barrier.begin(Tile::kWarps);",
         "is_empty) barrier.begin(Tile::kWarps / 2);",
     ),
     "scales are filled before they were used": (
-        "warpgroup_loader.cuh",
+        "product/warpgroup_loader.cuh",
         "if (are_scales_reused) memory.are_used[at_scales.stage].wait(at_scales.parity ^ 1);",
         "",
     ),
     "the scales of another block are used": (
-        "warpgroup_sums.cuh",
+        "product/warpgroup_sums.cuh",
         "memory.scales[at_scales.stage];",
         "memory.scales[(at_scales.stage + 1) % Memory::kScales];",
     ),
     "fewer bytes are expected than are copied": (
-        "warpgroup_loader.cuh",
-        "pieces.exponents.bytes() + pieces.scales.bytes());",
-        "pieces.exponents.bytes());",
+        "product/warpgroup_loader.cuh",
+        "arrive_expecting(pieces.digit_bytes() + pieces.scale_bytes());",
+        "arrive_expecting(pieces.digit_bytes() + pieces.exponents.bytes());",
     ),
     "more bytes are expected than are copied": (
-        "warpgroup_loader.cuh",
-        "barrier.arrive_expecting(pieces.weight.bytes() + pieces.rows.bytes());",
-        "barrier.arrive_expecting(pieces.weight.bytes() + pieces.rows.bytes() + 16);",
+        "product/warpgroup_loader.cuh",
+        "arrive_expecting(pieces.digit_bytes());",
+        "arrive_expecting(pieces.digit_bytes() + 16);",
     ),
     "matrices are read at the wrong stride": (
-        "warpgroup_instructions.cuh",
+        "product/warpgroup_instructions.cuh",
         "kMatrix, kRowTile);",
         "kMatrix, kWeightTile);",
     ),
     "copies do not see that barriers have begun": (
-        "multiply_by_warpgroups.cuh",
+        "product/multiply_by_warpgroups.cuh",
         "show_to_products();  // and to the copies\n  __syncthreads();",
         "__syncthreads();",
     ),
     "barriers begin beside other threads": (
-        "multiply_by_warpgroups.cuh",
+        "product/multiply_by_warpgroups.cuh",
         "show_to_products();  // and to the copies\n  __syncthreads();",
         "show_to_products();",
     ),
     "the loader keeps its registers": (
-        "multiply_by_warpgroups.cuh",
+        "product/multiply_by_warpgroups.cuh",
         "keep_registers<kRegistersOfLoader>();",
         "",
     ),
     "results are put where pending sums still are": (
-        "warpgroup_results.cuh",
+        "product/warpgroup_results.cuh",
         "__syncwarp();  // no lane needs pending sums any more",
         "",
     ),
     "results are read before they are there": (
-        "warpgroup_results.cuh",
+        "product/warpgroup_results.cuh",
         "take(sums[0]);\n    __syncwarp();",
         "take(sums[0]);",
     ),
     "the warps of a tile have one ticket": (
-        "warpgroup_results.cuh",
+        "product/warpgroup_results.cuh",
         "place.tile * Tile::kTickets + warp",
         "place.tile",
     ),
@@ -229,15 +230,8 @@ extern "C" const char* run_product(uint64_t seed, int64_t outputs, int64_t input
 
 def faulty_library(fault: str, folder: Path) -> ctypes.CDLL:
     """Compile the kernel with a fault; without, if there is none of that name."""
-    name, before, after = FAULTS.get(fault, ("", "", ""))
-    kernels = folder / "cuda" / "product"
-    kernels.mkdir(parents=True)
-    for path in (CSRC / "cuda" / "product").glob("*.cuh"):
-        text = path.read_text()
-        if path.name == name:
-            assert text.count(before) == 1
-            text = text.replace(before, after)
-        (kernels / path.name).write_text(text)
+    sources = (CSRC / "cuda" / "product").glob("*.cuh")
+    copy_sources(sources, folder, FAULTS.get(fault))
     source = folder / "faulty.cpp"
     source.write_text(FAULTY_KERNEL)
     library = compile_emulation(source, folder, f"-I{folder}", f"-I{Path(__file__).parents[1]}")
@@ -271,6 +265,10 @@ def is_right(
 
 CASES = ((256, 1), (520, 1), (520, 2))
 """Input channels and splits: blocks of one step, and of several."""
+
+
+def test_every_fault_has_its_place() -> None:
+    assert not misplaced(FAULTS)
 
 
 @pytest.mark.some(4)

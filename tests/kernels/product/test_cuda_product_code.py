@@ -62,6 +62,19 @@ def test_machine_code(shared_folder: Path, architecture: str) -> None:
         assert not [name for name in code if re.match(r"MUFU\.(?!RCP$)", name)]  # of indices
 
 
+@pytest.mark.parametrize("architecture", ["80", "90a"])
+def test_octets_are_moved_at_once(shared_folder: Path, architecture: str) -> None:
+    """Eight numbers of 16 bits are one access of memory, where they are whole and in place."""
+    functions = machine_code("product", f"sm_{architecture}", shared_folder).functions()
+    reading = [code for name, code in functions.items() if "10StoredRowsINS_8Bfloat16" in name]
+    assert reading
+    assert all(code.count("LDG.E.128") == 1 for code in reading)
+    writing = [code for name, code in functions.items() if "multiply_" in name and "STG.E" in code]
+    assert writing
+    # Of two formats of 16 bits and float32, and partial sums.
+    assert all(code.count("STG.E.128") >= 1 + 1 + 2 + 2 for code in writing)
+
+
 def check_warpgroups(
     functions: dict[str, list[str]], threads: dict[str, int], *, is_whole: bool
 ) -> None:

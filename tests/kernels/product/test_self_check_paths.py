@@ -37,8 +37,9 @@ GPUS = {
 }
 
 FEW_ROWS = {
-    cores: {(8, 64), (16, 64), (32, 64), (64, 128 if cores == WARPGROUPS else 64)}
-    for cores in TensorCores
+    INT8: {(8, 64), (16, 64), (32, 64), (64, 64)},
+    WARPGROUPS: {(8, 64), (16, 64), (64, 128)},
+    BFLOAT16: {(8, 64), (16, 64), (32, 64), (64, 64)},
 }
 MANY_ROWS = {INT8: {(96, 128)}, WARPGROUPS: {(96, 128), (128, 128)}, BFLOAT16: {(64, 128)}}
 """Tiles: rows and outputs."""

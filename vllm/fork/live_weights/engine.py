@@ -1,4 +1,7 @@
-"""What an engine does about new weights: caches of the old ones go, and no answer is mixed."""
+"""What an engine does about new weights: caches of the old ones go, and no answer is mixed.
+
+Weights of adapters are new to it, too, with the first request that has them.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from contextlib import suppress
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+from vllm.exceptions import VLLMValidationError
+from vllm.fork.checked_adapters import CheckedAdapters
 from vllm.fork.live_weights.registry import REFUSED
 from vllm.fork.live_weights.worker import AS_LOADED, IN_PLACE_OF_UPSTREAMS, State, weights_state
 from vllm.fork.worker_replies import taking_all_replies
@@ -24,7 +29,7 @@ _SEEN = "seen_weights"  # of an engine: the states of its workers
 def letting_weights_change(core_class: type[EngineCore]) -> type[EngineCore]:
     """Decorate ``EngineCore``: what an engine does about new weights."""
     methods: Any = core_class  # whose own are replaced
-    methods.add_request = refusing_without_weights(core_class.add_request)
+    methods.add_request = refusing_bad_adapters(refusing_without_weights(core_class.add_request))
     methods.add_lora = noticing_new_adapters(core_class.add_lora)
     methods.collective_rpc = noticing_new_weights(core_class.collective_rpc)
     return core_class
@@ -62,7 +67,10 @@ def noticing_new_adapters(add_lora: Callable[..., bool]) -> Callable[..., bool]:
 
     @wraps(add_lora)
     def add(core: EngineCore, lora_request: LoRARequest) -> bool:
+        was_there = lora_request.lora_int_id in core.list_loras()
         added = add_lora(core, lora_request)
+        if lora_request.load_inplace or not was_there:
+            CheckedAdapters.of(core).take(lora_request)
         if lora_request.load_inplace:
             core.reset_prefix_cache(reset_running_requests=True)
         return added
@@ -80,15 +88,39 @@ def refusing_without_weights(add_request: Callable[..., None]) -> Callable[..., 
             one in another process the client gets an answer that says so.
     """
 
+    return _refusing(add_request, lambda core, _: _refusal(core), ValueError)
+
+
+def refusing_bad_adapters(add_request: Callable[..., None]) -> Callable[..., None]:
+    """Decorate ``EngineCore.add_request``: no step asks for an adapter that workers cannot load.
+
+    Raises:
+        VLLMValidationError: says what is wrong with it, in an engine of the client's own process.
+    """
+
+    return _refusing(
+        add_request,
+        lambda core, request: CheckedAdapters.of(core).refusal(request.lora_request),
+        VLLMValidationError,
+    )
+
+
+def _refusing(
+    add_request: Callable[..., None],
+    refusal_of: Callable[[EngineCore, Request], str | None],
+    error: type[Exception],
+) -> Callable[..., None]:
+    """Decorate ``EngineCore.add_request``: a request that is refused ends before it begins."""
+
     @wraps(add_request)
     def add(core: EngineCore, request: Request, *args: Any, **kwargs: Any) -> None:
-        reason = _refusal(core)
+        reason = refusal_of(core, request)
         if reason is None:
             add_request(core, request, *args, **kwargs)
         elif hasattr(core, "output_queue"):
             _answer(core, request, reason)
         else:
-            raise ValueError(reason)
+            raise error(reason)
 
     return add
 

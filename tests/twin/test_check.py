@@ -1,0 +1,139 @@
+"""What an engine asks before it starts, and what it is refused with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import LlamaConfig, OlmoeConfig, PreTrainedConfig
+
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.twin import check, kept
+from vllm.twin.check import found_definition
+from vllm.twin.finding import Finding
+from vllm.twin.process import Answer, Task, examine_elsewhere
+
+SIZES = {
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "vocab_size": 128,
+}
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of findings for each test; that of upstream, of its models' classes, stays."""
+    folder = tmp_path / "definitions"
+    monkeypatch.setattr(kept, "_path", lambda name: folder / f"{name}.json")
+    return folder
+
+
+@pytest.fixture
+def examined(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
+    """What was examined, and not found in the cache."""
+    tasks: list[Task] = []
+
+    def remember(task: Task) -> Answer:
+        tasks.append(task)
+        return examine_elsewhere(task)
+
+    monkeypatch.setattr(check, "examine_elsewhere", remember)
+    return tasks
+
+
+def start(config: PreTrainedConfig, folder: Path, **arguments: Any) -> VllmConfig:
+    config.architectures = [f"{type(config).__name__.removesuffix('Config')}ForCausalLM"]
+    config.save_pretrained(folder)
+    chosen: dict[str, Any] = {"dtype": "bfloat16", "max_model_len": 64} | arguments
+    return EngineArgs(str(folder), skip_tokenizer_init=True, **chosen).create_engine_config()
+
+
+def clipping() -> PreTrainedConfig:
+    return OlmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, clip_qkv=0.3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "start_of_sentence"),
+    [
+        ({"hf_compat": True}, "hf_compat=True: vLLM computes this model otherwise"),
+        ({"hf_compat": "strict"}, 'hf_compat="strict": vLLM computes this model otherwise'),
+        ({"deterministic": True}, "deterministic=True: vLLM computes this model otherwise"),
+    ],
+)
+def test_another_function_is_refused(
+    flags: dict[str, Any], start_of_sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"because of clip_qkv=0\.3") as error:
+        start(clipping(), tmp_path, **flags)
+    assert str(error.value).startswith(start_of_sentence)
+    assert 'hf_compat="rules"' in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"hf_compat": "exact"},
+        {"hf_compat": "rules"},
+        {"hf_compat": "rules", "deterministic": True},
+    ],
+)
+def test_nothing_is_asked_where_nothing_is_promised(
+    flags: dict[str, Any], tmp_path: Path, examined: list[Task]
+) -> None:
+    config = start(clipping(), tmp_path, **flags)
+    assert found_definition(config) is None
+    assert not examined
+
+
+def test_a_model_is_examined_once(tmp_path: Path, examined: list[Task]) -> None:
+    first, second = (start(LlamaConfig(**SIZES), tmp_path, hf_compat=True) for _ in range(2))
+    assert len(examined) == 1
+    assert found_definition(first) == found_definition(second)
+    finding = found_definition(first)
+    assert finding is not None
+    assert finding.agreement == "bits"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"max_model_len": 32}, {"dtype": "float32"}, {"hf_overrides": {"rms_norm_eps": 0.5}}],
+)
+def test_what_changes_a_finding_makes_another(
+    change: dict[str, Any], tmp_path: Path, examined: list[Task]
+) -> None:
+    start(LlamaConfig(**SIZES), tmp_path, hf_compat=True)
+    start(LlamaConfig(**SIZES), tmp_path, hf_compat=True, **change)
+    assert len(examined) == 2
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"digest": "another", "finding": {}}', "[1]"])
+def test_a_damaged_or_foreign_file_is_made_anew(
+    content: str, tmp_path: Path, examined: list[Task], empty_cache: Path
+) -> None:
+    start(LlamaConfig(**SIZES), tmp_path, hf_compat=True)
+    (file,) = empty_cache.iterdir()
+    whole = file.read_text()
+    file.write_text(content)
+    start(LlamaConfig(**SIZES), tmp_path, hf_compat=True)
+    assert len(examined) == 2
+    assert json.loads(file.read_text()) == json.loads(whole)
+
+
+def test_what_could_not_be_compared_is_refused_by_strict_mode_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = Answer(Finding("unknown", "its twin does not run"))
+    monkeypatch.setattr(check, "examine_elsewhere", lambda _: unknown)
+    found = found_definition(start(LlamaConfig(**SIZES), tmp_path, hf_compat=True))
+    assert found == unknown.finding
+    with pytest.raises(
+        ValueError, match=r"refuses LlamaForCausalLM, since .* its twin does not run"
+    ):
+        start(LlamaConfig(**SIZES), tmp_path, hf_compat="strict")

@@ -1,0 +1,63 @@
+"""Fields of a configuration at which vLLM's class of a model stops, and which hf_compat honours.
+
+The class is shown another value. `asked_for` tells what the model's configuration says, for the
+hooks that then make its layers so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.fork.flags import ForkFlags
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from vllm.config import VllmConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+_KEPT = "fork_fields_asked_for"
+"""Attribute of a configuration: the fields that were changed, as they were."""
+
+
+_RENAMED = {"PhimoeForCausalLM": "PhiMoEForCausalLM"}
+"""Classes of Transformers, as ``save_pretrained`` names them, that vLLM knows by the name that the
+model was published with. It would run them through its Transformers backend, which fails.
+"""
+
+
+def use_published_name(args: EngineArgs, config: PreTrainedConfig) -> None:
+    """Let vLLM find its class of a model that Transformers has saved, in place."""
+    names = [_RENAMED.get(one, one) for one in config.architectures or []]
+    if names != (config.architectures or []) and isinstance(args.hf_overrides, dict):
+        args.hf_overrides = {**args.hf_overrides, "architectures": names}
+
+
+def change_fields(vllm_config: VllmConfig) -> None:
+    """Give the fields at which vLLM's class stops a value that it takes, in place."""
+    flags = ForkFlags.of(vllm_config)
+    if not flags.has_hf_layers or flags.hf_compat == "exact":
+        return
+    config = vllm_config.model_config.hf_text_config
+    taken = _values_taken(config)
+    asked = {name: getattr(config, name) for name in taken if hasattr(config, name)}
+    if changed := {name: one for name, one in asked.items() if one != taken[name]}:
+        setattr(config, _KEPT, {**getattr(config, _KEPT, {}), **changed})
+        for name in changed:
+            setattr(config, name, taken[name])
+
+
+def asked_for(config: PreTrainedConfig, name: str) -> Any:
+    """Return a field as the model's configuration has it; None if it has none."""
+    return getattr(config, _KEPT, {}).get(name, getattr(config, name, None))
+
+
+def _values_taken(config: PreTrainedConfig) -> dict[str, Any]:
+    """Return the fields at which vLLM's class may stop, with what it goes on with."""
+    if config.model_type == "gpt2":
+        # The second one is of eager attention alone: rounding, and no other function.
+        return {"scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False}
+    if config.model_type in ("qwen2", "qwen3"):
+        # By now it has decided layer_types, and Transformers does not look at it again.
+        return {"max_window_layers": config.num_hidden_layers}
+    return {}

@@ -1,0 +1,182 @@
+"""What an engine in hf_compat asks of its model's definition, before it starts."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from vllm.fork.flags import IS_TWIN, ForkFlags
+from vllm.hf_numerics.attn_implementation import attn_implementation
+from vllm.hf_numerics.exact_models import RULES, could_be_exact
+from vllm.hf_numerics.unlike_models import check_long_texts
+from vllm.logger import init_logger
+from vllm.twin import kept
+from vllm.twin.finding import Finding
+from vllm.twin.process import Task, examine_elsewhere
+from vllm.twin.setting import EngineSetting
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+
+logger = init_logger(__name__)
+
+_KEY = "fork_definition"
+"""Of ``VllmConfig.additional_config``."""
+
+_STOPS = re.compile(r"vLLM does not run its twin: (?!ValueError|ValidationError)(\w+Error.*)")
+"""A finding's reason that says nothing of what to do: others are refusals, which an engine has."""
+
+
+def check_definition(vllm_config: VllmConfig) -> None:
+    """Compare vLLM's definition of the model with Transformers', and keep what was found in the
+    configuration, in place; nothing where neither hf_compat nor deterministic mode promises it.
+
+    Raises:
+        ValueError: it is another function, or ends in an error because of a field; or, with
+            ``hf_compat="strict"``, its bits are others, or it could not be compared.
+    """
+    flags = ForkFlags.of(vllm_config)
+    if not _is_promised(flags) or IS_TWIN in vllm_config.additional_config:
+        return
+    finding = definition_of(vllm_config.model_config, flags)
+    vllm_config.additional_config[_KEY] = finding.as_json()
+    _refuse(finding, vllm_config)
+    _refuse_what_stops(finding, vllm_config)
+    level = logging.WARNING if finding.agreement == "unknown" else logging.INFO
+    logger.log(level, "%s: %s.", _as_given(flags), finding)
+
+
+def _is_promised(flags: ForkFlags) -> bool:
+    """Whether an engine is to compute what Transformers' own model does, or one in `attach`."""
+    if flags.hf_compat:
+        return flags.hf_compat in (True, "strict")
+    return flags.is_portable
+
+
+def found_definition(vllm_config: VllmConfig) -> Finding | None:
+    """Return what `check_definition` has found; None if nothing was to be checked."""
+    found = vllm_config.additional_config.get(_KEY)
+    return Finding.of_json(found) if found else None
+
+
+def definition_of(model_config: ModelConfig, flags: ForkFlags) -> Finding:
+    """Return how vLLM's definition of a model compares with Transformers'.
+
+    Args:
+        model_config: of an engine.
+        flags: of the engine.
+
+    Raises:
+        ValueError: see `check_long_texts`.
+    """
+    try:
+        config = _config_of(model_config)
+    except (OSError, ValueError, KeyError) as error:
+        return Finding("unknown", f"Transformers cannot read its configuration: {error}")
+    longest = model_config.max_model_len
+    check_long_texts(config.get_text_config(), longest, _as_given(flags))
+    return find_or_examine(config, _setting_of(model_config, flags), longest)
+
+
+def _setting_of(model_config: ModelConfig, flags: ForkFlags) -> EngineSetting:
+    hf_compat = True if flags.hf_compat == "strict" else flags.hf_compat
+    return EngineSetting(
+        replace(flags, hf_compat=hf_compat, receipts=False),
+        str(model_config.dtype).removeprefix("torch."),
+        str(model_config.model_impl),
+        attn_implementation(model_config),
+        model_config.trust_remote_code,
+    )
+
+
+def find_or_examine(config: PreTrainedConfig, setting: EngineSetting, longest: int) -> Finding:
+    """Return a finding of before; or make it, and keep what was found out.
+
+    Args:
+        config: of the model, as Transformers reads it.
+        setting: of the engine.
+        longest: tokens of the longest text that the engine takes.
+    """
+    name = kept.digest(config, setting, longest)
+    if (finding := kept.find(name)) is None:
+        logger.info(
+            "Comparing vLLM's definition of the model with Transformers': this takes seconds, and "
+            "up to two minutes if they differ."
+        )
+        finding = examine_elsewhere(Task(config, setting, longest)).finding
+        if finding.agreement != "unknown":  # what was missing may be there the next time
+            kept.keep(name, finding)
+    return finding
+
+
+def _config_of(model_config: ModelConfig) -> PreTrainedConfig:
+    """Return the configuration as Transformers reads it, with what the engine overrides."""
+    config: PreTrainedConfig = AutoConfig.from_pretrained(
+        model_config.hf_config_path or model_config.model,
+        revision=model_config.revision,
+        code_revision=model_config.code_revision,
+        trust_remote_code=model_config.trust_remote_code,
+        token=model_config.hf_token,
+    )
+    overrides = model_config.hf_overrides
+    if callable(overrides):
+        changed: PreTrainedConfig = overrides(config)
+        return changed
+    config.update({name: one for name, one in overrides.items() if name != "attn_implementation"})
+    return config
+
+
+def _as_given(flags: ForkFlags) -> str:
+    return flags.hf_compat_as_given if flags.hf_compat else "deterministic=True"
+
+
+def _refuse(finding: Finding, vllm_config: VllmConfig) -> None:
+    flags, architecture = ForkFlags.of(vllm_config), vllm_config.model_config.architecture
+    given = _as_given(flags)
+    remedy = RULES if flags.hf_compat else f"{RULES}, beside deterministic=True"
+    if could_be_exact(vllm_config):
+        remedy = f'hf_compat="exact", which runs Transformers\' own model, or {remedy}'
+    if finding.agrees_up_to:
+        remedy = f"max_model_len={finding.agrees_up_to}, or {remedy}"
+    if finding.agreement == "differs":
+        raise ValueError(f"{given}: {finding}: use {remedy}.")
+    if flags.hf_compat == "strict" and finding.agreement != "bits":
+        raise ValueError(f"{given} refuses {architecture}, since {finding}: use {remedy}.")
+
+
+def _refuse_what_stops(finding: Finding, vllm_config: VllmConfig) -> None:
+    """Refuse a field with which a twin ends in an error and without which it runs, since the
+    engine would end there, too: in another process, and without a word of the field.
+    """
+    if (error := _STOPS.match(finding.reason)) is None:
+        return
+    model_config, flags = vllm_config.model_config, ForkFlags.of(vllm_config)
+    config, setting = _config_of(model_config), _setting_of(model_config, flags)
+    for name, default in _changed_fields(config):
+        other = deepcopy(config)
+        setattr(other, name, default)
+        if find_or_examine(other, setting, model_config.max_model_len).agreement != "unknown":
+            remedy = "use a model without it"
+            if could_be_exact(vllm_config):
+                remedy += ', or try hf_compat="exact"'
+            raise ValueError(
+                f"{_as_given(flags)} does not go with {name}={getattr(config, name)!r} of "
+                f"{model_config.architecture}, with which a small random model of it ends in "
+                f"{error[1].strip().rstrip(':.')}: {remedy}."
+            )
+
+
+def _changed_fields(config: PreTrainedConfig) -> Iterator[tuple[str, bool | str | None]]:
+    """Yield the fields that choose among ways to compute, if they are not the default, with it."""
+    defaults = type(config)().to_dict()
+    for name, value in config.to_dict().items():
+        default = defaults.get(name, value)
+        is_choice = isinstance(value, bool | str) and isinstance(default, bool | str | None)
+        if is_choice and value != default and name != "transformers_version":
+            yield name, default

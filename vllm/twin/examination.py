@@ -1,0 +1,124 @@
+"""Compares vLLM's definition of a model with Transformers', and looks for the cause."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+import torch
+from transformers import PreTrainedConfig
+
+from vllm.twin.causes import guilty_field
+from vllm.twin.finding import Agreement, Finding, ModuleDifference
+from vllm.twin.modules import compare_modules, first_module
+from vllm.twin.setting import EngineSetting
+from vllm.twin.sizes import limits_of_texts
+from vllm.twin.twin import NoTwin, Outcome, Stops, Twin, compute
+
+_SEEDS = (0, 1)
+"""A difference that other weights do not have is a tie of experts, and no fault."""
+
+
+def examine(config: PreTrainedConfig, setting: EngineSetting, max_model_len: int) -> Finding:
+    """Compare both sides of a twin.
+
+    Args:
+        config: of the model, as Transformers reads it.
+        setting: of the engine.
+        max_model_len: tokens of the longest text that the engine takes.
+    """
+    try:
+        twin = Twin.of(config, max_model_len, setting.remote_code)
+        if setting.expects_bits and (finding := _compare_bits(twin, setting)):
+            return finding
+        setting, outcome = _compare_values(twin, setting)
+        if outcome.agrees:
+            return _finding("rounding", outcome)
+        found = _finding("differs", outcome)
+        with suppress(Exception):  # whatever the search for the cause meets, they differ
+            found = _with_field(found, config, twin, setting, max_model_len)
+        with suppress(Exception):
+            found = replace(found, module=first_module(twin, setting))
+        return found
+    except (NoTwin, Stops) as error:
+        return Finding("unknown", str(error))
+    except Exception as error:  # of Transformers, which writes the checkpoint
+        return Finding("unknown", f"no twin could be written: {type(error).__name__}: {error}")
+
+
+def _with_field(
+    found: Finding, config: PreTrainedConfig, twin: Twin, setting: EngineSetting, max_model_len: int
+) -> Finding:
+    cause = _cause_of_length(config, setting, max_model_len)
+    if cause is None:
+        cause = Finding("differs", field=guilty_field(twin, setting, config))
+    return replace(found, field=cause.field, agrees_up_to=cause.agrees_up_to)
+
+
+def examine_modules(
+    config: PreTrainedConfig, setting: EngineSetting, max_model_len: int
+) -> list[ModuleDifference]:
+    """Compare the modules of both sides, one by one; none where that is not possible.
+
+    Args:
+        config: as for `examine`.
+        setting: likewise.
+        max_model_len: likewise.
+    """
+    with suppress(Exception):
+        twin = Twin.of(config, max_model_len, setting.remote_code)
+        return compare_modules(twin, setting.of_values())
+    return []
+
+
+def _compare_bits(twin: Twin, setting: EngineSetting) -> Finding | None:
+    """Return that all bits are equal in the engine's own dtype, or None."""
+    with suppress(Exception), twin.on_disk() as folder:  # what float32 shows, too, is told there
+        outcome = compute(twin, folder, setting)
+        if outcome.is_equal:
+            return _finding("bits", outcome)
+    return None
+
+
+def _compare_values(twin: Twin, setting: EngineSetting) -> tuple[EngineSetting, Outcome]:
+    """Compare in the dtype that tells most; in the engine's where the definition knows no other.
+
+    Returns:
+        The setting that was compared, and the outcome.
+    """
+    best = setting.of_values()
+    try:
+        return best, _outcome(twin, best)
+    except Exception:
+        if setting.dtype == best.dtype:
+            raise
+        own = setting.of_values(setting.dtype)
+        return own, _outcome(twin, own)
+
+
+def _outcome(twin: Twin, setting: EngineSetting) -> Outcome:
+    """Return the outcome of the first weights with which both sides agree, or of the last."""
+    for seed in _SEEDS:
+        with twin.on_disk(seed) as folder:
+            outcome = compute(twin, folder, setting, is_precise=True)
+        if outcome.agrees:
+            break
+    return outcome
+
+
+def _cause_of_length(
+    config: PreTrainedConfig, setting: EngineSetting, max_model_len: int
+) -> Finding | None:
+    """Return the field whose limit texts must not pass, and that limit; None if shorter texts
+    differ, too.
+    """
+    limits = limits_of_texts(config.to_dict())
+    for name, limit in sorted(limits.items(), key=lambda one: -one[1]):
+        if limit < max_model_len and _outcome(Twin.of(config, limit), setting).agrees:
+            return Finding("differs", field=f"{name}={limit}", agrees_up_to=limit)
+    return None
+
+
+def _finding(agreement: Agreement, outcome: Outcome) -> Finding:
+    difference = min(outcome.difference, torch.finfo(torch.float32).max)
+    return Finding(agreement, difference=difference, spread=outcome.spread)
