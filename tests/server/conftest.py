@@ -38,6 +38,8 @@ ENVIRONMENT = {
     "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
     # Spawned processes import everything anew: the flags must reach them through the config alone.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    # A client that computes for five seconds would use a connection just as the server ends it.
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",
 }
 """Of commands that tests start."""
 

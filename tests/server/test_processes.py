@@ -9,7 +9,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,12 @@ def children_named(part: str, server: Server) -> list[psutil.Process]:
 
 
 def ask(server: Server, **fields: Any) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads("".join(lines_of(server, **fields)))
+    return answer
+
+
+def lines_of(server: Server, **fields: Any) -> list[str]:
+    """Return what a request is answered with, but for empty lines."""
     body = {"model": "tiny", "prompt": "def f(", **fields}
     request = urllib.request.Request(
         f"{server.address}/v1/completions",
@@ -74,8 +80,7 @@ def ask(server: Server, **fields: Any) -> dict[str, Any]:
         {"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=60) as response:
-        answer: dict[str, Any] = json.load(response)
-        return answer
+        return [line for line in response.read().decode().splitlines() if line]
 
 
 def test_a_server_without_its_engine_ends_with_a_failure(server: Server) -> None:
@@ -135,19 +140,50 @@ def workers_of(server: Server) -> list[psutil.Process]:
     pytest.fail("the engine has no worker")
 
 
-def test_a_server_that_is_terminated_answers_what_it_was_asked(server: Server) -> None:
+def test_a_server_that_is_terminated_answers_what_it_was_asked(tmp_path: Path) -> None:
     """Within the drain time; it takes no more requests, and its end is no failure."""
     new_tokens = 1500
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(ask, server, max_new_tokens=new_tokens, eos_token_id=4095)
-        wait_for_tokens(server)
-        server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.5)
-        assert not answer.done(), "the answer was there too soon to show anything"
-        with pytest.raises(urllib.error.URLError):
-            ask(server, max_tokens=1)
-        assert answer.result()["usage"]["completion_tokens"] == new_tokens
-    assert server.process.wait(LIMIT_S) == 0
+    server = start_server(tmp_path, "--hf-compat", "--dtype", "float32", "--shutdown-timeout", "60")
+    try:
+        wait_until_healthy(server)
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(ask, server, max_new_tokens=new_tokens, eos_token_id=4095)
+            wait_for_tokens(server)
+            server.process.send_signal(signal.SIGTERM)
+            time.sleep(0.5)
+            assert not answer.done(), "the answer was there too soon to show anything"
+            assert "is shutting down" in refusal_of(ask, server, max_tokens=1)
+            assert answer.result()["usage"]["completion_tokens"] == new_tokens
+        assert server.process.wait(LIMIT_S) == 0
+    finally:
+        end(server.process)
+
+
+def test_a_server_that_is_terminated_says_what_it_cannot_finish(tmp_path: Path) -> None:
+    """Its HTTP server waits for every answer; a stream has begun with 200."""
+    too_much = {"max_new_tokens": 2000, "eos_token_id": 4095}
+    server = start_server(tmp_path, "--hf-compat", "--dtype", "float32", "--shutdown-timeout", "1")
+    try:
+        wait_until_healthy(server)
+        with ThreadPoolExecutor(2) as pool:
+            whole = pool.submit(refusal_of, ask, server, n=4, do_sample=True, **too_much)
+            stream = pool.submit(lines_of, server, stream=True, **too_much)
+            wait_for_tokens(server)
+            server.process.send_signal(signal.SIGTERM)
+            assert "could not finish this request in 1 s" in whole.result()
+            assert "could not finish this request in 1 s" in stream.result()[-2]
+        assert server.process.wait(LIMIT_S) == 0
+    finally:
+        end(server.process)
+
+
+def refusal_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
+    """Return the sentence of the 503 that this raises."""
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        function(*args, **kwargs)
+    assert caught.value.code == 503
+    message: str = json.load(caught.value)["error"]["message"]
+    return message
 
 
 def wait_for_tokens(server: Server) -> None:

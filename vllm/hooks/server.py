@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request
 from vllm.fork.checked_bodies import check_bodies
 from vllm.fork.json_bodies import check_json_bodies
 from vllm.fork.server_flags import ServerFlags
+from vllm.fork.shutdown import RefusesAtEnd
 
 if TYPE_CHECKING:
     from vllm.hf_compat.routes import Invocation
@@ -23,7 +24,7 @@ __all__ = ["accept_hf_bodies", "invocation_types"]
 
 def accept_hf_bodies(app: FastAPI, args: Namespace) -> None:
     """As `routes.accept_hf_bodies`; `check_json_bodies` if the server is deterministic alone, and
-    `check_bodies` without flags, too.
+    `check_bodies` and `RefusesAtEnd` without flags, too.
     """
     from vllm.hf_compat import routes
 
@@ -32,6 +33,7 @@ def accept_hf_bodies(app: FastAPI, args: Namespace) -> None:
     if flags.deterministic and not flags.hf_compat:  # which looks at more than that
         check_json_bodies(app)
     routes.accept_hf_bodies(app, args)
+    app.add_middleware(RefusesAtEnd)
 
 
 def invocation_types(upstream: list[Invocation], raw_request: Request) -> list[Invocation]:
