@@ -137,3 +137,28 @@ def test_what_could_not_be_compared_is_refused_by_strict_mode_alone(
         ValueError, match=r"refuses LlamaForCausalLM, since .* its twin does not run"
     ):
         start(LlamaConfig(**SIZES), tmp_path, hf_compat="strict")
+
+
+def test_overrides_that_leave_a_rope_without_its_theta(tmp_path: Path) -> None:
+    """Neither side makes a model then, and the engine ends in a TypeError."""
+    stretched = {"rope_type": "linear", "factor": 2.0}
+    config = LlamaConfig(**SIZES, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+    with pytest.raises(ValueError, match=r'add the model.s own, "rope_theta": 500000\.0'):
+        start(config, tmp_path, hf_compat=True, hf_overrides={"rope_scaling": stretched})
+    whole = stretched | {"rope_theta": 5e5}
+    found = start(config, tmp_path, hf_compat=True, hf_overrides={"rope_scaling": whole})
+    finding = found_definition(found)
+    assert finding is not None
+    assert finding.agreement == "bits"
+
+
+def test_a_twin_that_stops_is_no_refusal_and_names_what_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sizes may be to blame; if not, the engine's own error says nothing of what to do."""
+    stops = Answer(Finding("unknown", "vLLM does not run its twin: KeyError: 'no such weight'"))
+    monkeypatch.setattr(check, "examine_elsewhere", lambda _: stops)
+    said: list[str] = []
+    monkeypatch.setattr(check.logger, "log", lambda _, form, *args: said.append(form % args))
+    start(LlamaConfig(**SIZES), tmp_path, hf_compat=True)
+    assert 'may end in the same error: use hf_compat="exact".' in said[0]

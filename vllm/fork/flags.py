@@ -63,10 +63,22 @@ class ForkFlags:
         return bool(self.hf_compat) and self.hf_compat != "rules"
 
     @property
+    def has_hf_definition(self) -> bool:
+        """Whether the model is the function that Transformers' class is, by the layers of either
+        flag: deterministic mode alone has the bits of a model in `attach()`.
+        """
+        return self.has_hf_layers or (self.is_portable and not self.hf_compat)
+
+    @property
     def hf_compat_as_given(self) -> str:
         """`hf_compat` as it is written in Python, for a sentence about it."""
         mode = f'"{self.hf_compat}"' if isinstance(self.hf_compat, str) else self.hf_compat
         return f"hf_compat={mode}"
+
+    @property
+    def as_given(self) -> str:
+        """The flag that promises what an answer is, likewise."""
+        return self.hf_compat_as_given if self.hf_compat else "deterministic=True"
 
     @property
     def is_portable(self) -> bool:

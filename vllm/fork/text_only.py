@@ -82,7 +82,7 @@ def check_modalities(vllm_config: VllmConfig, names: Iterable[str]) -> None:
     said = " and ".join(sorted(found))
     if not vllm_config.model_config.is_multimodal_model:
         raise VLLMValidationError(f"The model takes text alone: leave {said} out of the request.")
-    flag = flags.hf_compat_as_given if flags.hf_compat else "deterministic=True"
+    flag = flags.as_given
     raise VLLMValidationError(
         f"{flag} answers text alone, and promises nothing about {said}: leave them out of the "
         "request, or the flag out of the engine."

@@ -52,19 +52,19 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
         _prepare_exact(args, flags)
     if flags.splits_projections and args.tensor_parallel_size > 1:
         check_tensor_parallel_size(args.tensor_parallel_size, config_of(args).get_text_config())
-    if not flags.hf_compat:
+    if not (flags.hf_compat or flags.has_hf_definition):
         return
     config = config_of(args)
-    if args.dtype == "auto" and (dtype := hf_dtype(args.model, args.revision, config)):
-        args.dtype = dtype
-    if not flags.has_hf_layers:
+    if flags.hf_compat and args.dtype == "auto":
+        args.dtype = hf_dtype(args.model, args.revision, config) or args.dtype
+    if not flags.has_hf_definition:
         return
-    check_window(config.get_text_config())
+    check_window(config.get_text_config(), flags.as_given)
     if flags.hf_compat == "exact":
         check_exact(config)
-    if flags.hf_compat != "exact":
+    else:
         use_published_name(args, config)
-        check_length_with_longrope(args, config.get_text_config())
+        check_length_with_longrope(args, config.get_text_config(), flags.as_given)
     if flags.is_portable:
         return  # layers of its own
     if args.tensor_parallel_size > 1:

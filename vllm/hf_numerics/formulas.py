@@ -74,7 +74,7 @@ def _drop_soft_caps(model: nn.Module) -> None:
         if getattr(implementation, "logits_soft_cap", None):
             implementation.logits_soft_cap = 0
             logger.info_once(
-                "hf_compat: attention scores are not capped, as with Transformers' "
+                "Attention scores are not capped, as with Transformers' "
                 'attn_implementation="sdpa"; hf_overrides={"attn_implementation": "eager"} caps '
                 "them."
             )

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
 
 
-def check_length_with_longrope(args: EngineArgs, config: PreTrainedConfig) -> None:
+def check_length_with_longrope(args: EngineArgs, config: PreTrainedConfig, given: str) -> None:
     """Check that all texts of an engine have the factors that Transformers gives them.
 
     Args:
         args: of the engine.
         config: of the model's text part.
+        given: the flag, as it was given.
 
     Raises:
         ValueError: longer texts are asked for, with which all would have the long factors.
@@ -37,7 +38,7 @@ def check_length_with_longrope(args: EngineArgs, config: PreTrainedConfig) -> No
         trained = parameters["original_max_position_embeddings"]
     if args.max_model_len is not None and args.max_model_len > trained:
         raise ValueError(
-            f"hf_compat=True does not go with max_model_len={args.max_model_len}, since vLLM would "
+            f"{given} does not go with max_model_len={args.max_model_len}, since vLLM would "
             f"compute texts of up to {trained} tokens with LongRoPE's factors for longer ones, "
             f'unlike Transformers: use max_model_len={trained}, or hf_compat="exact".'
         )

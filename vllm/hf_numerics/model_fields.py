@@ -1,4 +1,4 @@
-"""Fields of a configuration at which vLLM's class of a model stops, and which hf_compat honours.
+"""Fields of a configuration at which vLLM's class of a model stops, and which the flags honour.
 
 The class is shown another value. `asked_for` tells what the model's configuration says, for the
 hooks that then make its layers so.
@@ -20,6 +20,9 @@ _KEPT = "fork_fields_asked_for"
 """Attribute of a configuration: the fields that were changed, as they were."""
 
 
+_TUNING = "attn_temperature_tuning"
+"""Whether Llama 4 scales queries by their positions."""
+
 _RENAMED = {"PhimoeForCausalLM": "PhiMoEForCausalLM"}
 """Classes of Transformers, as ``save_pretrained`` names them, that vLLM knows by the name that the
 model was published with. It would run them through its Transformers backend, which fails.
@@ -36,7 +39,7 @@ def use_published_name(args: EngineArgs, config: PreTrainedConfig) -> None:
 def change_fields(vllm_config: VllmConfig) -> None:
     """Give the fields at which vLLM's class stops a value that it takes, in place."""
     flags = ForkFlags.of(vllm_config)
-    if not flags.has_hf_layers or flags.hf_compat == "exact":
+    if not flags.has_hf_definition or flags.hf_compat == "exact":
         return
     config = vllm_config.model_config.hf_text_config
     taken = _values_taken(config)
@@ -45,6 +48,11 @@ def change_fields(vllm_config: VllmConfig) -> None:
         setattr(config, _KEPT, {**getattr(config, _KEPT, {}), **changed})
         for name in changed:
             setattr(config, name, taken[name])
+    if config.model_type == "llama4_text":
+        # Else vLLM's class does so where texts may have more than 32,768 tokens, and nowhere else.
+        vllm_config.model_config.override_generation_config |= {
+            _TUNING: bool(getattr(config, _TUNING, False))
+        }
 
 
 def asked_for(config: PreTrainedConfig, name: str) -> Any:

@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-_LLAMA4_TUNED = 32768
-"""``max_model_len`` above which vLLM's ``Llama4ForCausalLM`` tunes the temperature."""
 
-
-def check_window(config: PreTrainedConfig) -> None:
+def check_window(config: PreTrainedConfig, given: str) -> None:
     """Check that a window is one that Transformers keeps to.
+
+    Args:
+        config: of the model's text part.
+        given: the flag, as it was given.
 
     Raises:
         ValueError: it has one token; ``DynamicSlidingWindowLayer`` keeps all of them then.
     """
     if getattr(config, "sliding_window", None) == 1:
         raise ValueError(
-            "hf_compat does not go with sliding_window=1, since generate() sees all tokens from "
+            f"{given} does not go with sliding_window=1, since generate() sees all tokens from "
             "the second step on where its cache is to keep none: use a model with another window."
         )
 
@@ -33,26 +34,16 @@ def check_long_texts(config: PreTrainedConfig, max_model_len: int, given: str) -
         given: the flag, as it was given.
 
     Raises:
-        ValueError: texts come to positions that vLLM has no rotary angles for; or to where Llama 4
-            scales queries, which vLLM decides by `max_model_len`; or Falcon has ALiBi, whose
-            slopes and distances ``build_alibi_tensor`` rounds to bfloat16.
+        ValueError: texts come to positions that vLLM has no rotary angles for; or Falcon has ALiBi,
+            whose slopes and distances ``build_alibi_tensor`` rounds to bfloat16.
     """
-    exact = 'or hf_compat="exact"'
     positions = getattr(config, "max_position_embeddings", None)
     if _has_plain_rope(config) and positions and max_model_len > positions:
         raise ValueError(
             f"{given} does not go with max_model_len={max_model_len}, since vLLM has rotary angles "
             f"for max_position_embeddings={positions} positions alone: use "
-            f"max_model_len={positions}, {exact}."
+            f'max_model_len={positions}, or hf_compat="exact".'
         )
-    if config.model_type == "llama4_text" and max_model_len > config.floor_scale:
-        is_tuned = max_model_len > _LLAMA4_TUNED
-        if bool(config.attn_temperature_tuning) != is_tuned:
-            raise ValueError(
-                f"{given} does not go with max_model_len={max_model_len} and "
-                f"attn_temperature_tuning={config.attn_temperature_tuning}, which vLLM has above "
-                f"{_LLAMA4_TUNED} tokens alone: use max_model_len={config.floor_scale}, {exact}."
-            )
     if config.model_type == "falcon" and getattr(config, "alibi", False):
         raise ValueError(
             f"{given} does not go with alibi=True of Falcon, whose slopes Transformers rounds to "

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vllm.deterministic import engine_args as deterministic
 from vllm.fork.attention_backend import check_attention_backend, check_head_size
+from vllm.fork.command_line import ending_commands
 from vllm.fork.compiler import do_without_compiler
 from vllm.fork.decode_graphs import normalise_compilation_config
 from vllm.fork.flag_values import FlagValue, log_decisions
@@ -41,6 +42,7 @@ __all__ = [
 ]
 
 
+@ending_commands
 def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
     """Change the arguments as the flags need it, in place; nothing without flags.
 
@@ -66,6 +68,7 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
     do_without_compiler(args)
 
 
+@ending_commands
 def prepare_engine_config(vllm_config: VllmConfig) -> None:
     """Check that hf_compat can be honoured, and make HF's defaults the engine's; without flags
     nothing but `use_ray_on_cpus` and what is refused.

@@ -25,7 +25,7 @@ def prepare_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
             `check_layers`.
     """
     flags = ForkFlags.of(vllm_config)
-    if flags.has_hf_layers:
+    if flags.has_hf_definition:
         use_hf_formulas(model, vllm_config)
     if flags.is_portable:
         # Not before a model is made: models import what imports this module.

@@ -24,7 +24,7 @@ answers part and why. Without arguments: the bundled model.
     vllm parity compare A B         two such files, of two machines, say
     vllm parity twin MODEL          its definition, by a small random model; no weights are needed
 
---help=all lists the options.
+--help=all lists the options, by the commands that take them.
 """
 
 
@@ -52,36 +52,48 @@ class ParitySubcommand(CLISubcommand):
             usage="vllm parity [record | compare | twin] [MODEL | A B] [options]",
         )
         parser.add_argument("words", nargs="*", metavar="MODEL", help=argparse.SUPPRESS)
-        parser.add_argument(
-            "--modes",
-            default="upstream,hf_compat",
-            help="engines: upstream, hf_compat, exact, deterministic",
-        )
-        parser.add_argument("--dtypes", default="bfloat16", help="float32, bfloat16, float16")
-        parser.add_argument("--prompts", type=Path, help="a file with a prompt in each line")
-        parser.add_argument("--max-new-tokens", type=int, default=48)
-        parser.add_argument(
-            "--generation", default="{}", help='fields of GenerationConfig, {"top_k": 5}'
-        )
-        parser.add_argument(
-            "--trust-remote-code", action="store_true", help="run code that comes with the model"
-        )
-        parser.add_argument("--json", type=Path, help="write the report here, too")
-        parser.add_argument("--html", type=Path, help="write one page with plots here, too")
-        parser.add_argument(
-            "--upstream", action="store_true", help="of twin: vLLM's layers without any flag"
-        )
-        parser.add_argument(
-            "--max-model-len", type=int, help="of twin: tokens of the longest text of the engine"
-        )
-        parser.add_argument(
-            "--side", default="hf_compat", help="to record: hf, or a mode of the engine"
-        )
-        parser.add_argument("--output", type=Path, default=Path("parity.json"), help="of record")
-        parser.add_argument(
-            "--candidates", type=int, default=10, help="tokens of each step to record, up to 20"
-        )
+        _add_options(parser)
         return parser
+
+
+def _add_options(parser: FlexibleArgumentParser) -> None:
+    """Add the options, grouped by the commands that take them."""
+    every = parser.add_argument_group("every command", "but for compare, which takes --json alone")
+    every.add_argument(
+        "--dtypes", default="bfloat16", help="float32, bfloat16, float16; record and twin take one"
+    )
+    every.add_argument(
+        "--trust-remote-code", action="store_true", help="run code that comes with the model"
+    )
+    every.add_argument("--json", type=Path, help="write the report here, too; not for record")
+    answers = parser.add_argument_group("answers", "what both sides or record generate")
+    answers.add_argument("--prompts", type=Path, help="a file with a prompt in each line")
+    answers.add_argument("--max-new-tokens", type=int, default=48)
+    answers.add_argument(
+        "--generation", default="{}", help='fields of GenerationConfig, {"top_k": 5}'
+    )
+    sides = parser.add_argument_group("both sides", "vllm parity [MODEL]; --html for compare, too")
+    sides.add_argument(
+        "--modes",
+        default="upstream,hf_compat",
+        help="engines: upstream, hf_compat, exact, deterministic",
+    )
+    sides.add_argument("--html", type=Path, help="write one page with plots here, too")
+    record = parser.add_argument_group("record", "vllm parity record [MODEL]")
+    record.add_argument(
+        "--side", default="hf_compat", help="to record: hf, or a mode of the engine"
+    )
+    record.add_argument("--output", type=Path, default=Path("parity.json"), help="the file")
+    record.add_argument(
+        "--candidates", type=int, default=10, help="tokens of each step to record, up to 20"
+    )
+    twin = parser.add_argument_group("twin", "vllm parity twin MODEL")
+    twin.add_argument(
+        "--upstream", action="store_true", help="compare vLLM's layers without any flag"
+    )
+    twin.add_argument(
+        "--max-model-len", type=int, help="tokens of the engine's longest text; none: any"
+    )
 
 
 def _run(words: list[str], args: argparse.Namespace) -> None:

@@ -122,10 +122,10 @@ class _Judge:
 
 def _why_none(vllm_config: VllmConfig) -> str | None:
     """Return why no layer of vLLM's has Hugging Face's bits; None if some have."""
-    if ForkFlags.of(vllm_config).hf_compat == "rules":
-        return 'hf_compat="rules": vLLM\'s own layer'
     if ForkFlags.of(vllm_config).is_portable:
         return "deterministic=True: the bits of its specification"
+    if ForkFlags.of(vllm_config).hf_compat == "rules":
+        return 'hf_compat="rules": vLLM\'s own layer'
     if vllm_config.model_config.dtype == torch.float32:
         return "float32: vLLM's kernel rounds otherwise, so one answer in 1,000 has another token"
     return None

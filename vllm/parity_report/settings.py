@@ -62,9 +62,10 @@ def _of_all_layers(vllm_config: VllmConfig) -> Iterator[Setting]:
     """Yield what leaves no other setting to decide."""
     flags, dtype = ForkFlags.of(vllm_config), vllm_config.model_config.dtype
     if flags.hf_compat == "rules":
-        yield Setting(
-            'hf_compat="rules"', "layers are vLLM's, and so is its definition of the model"
+        whose = "the definition of the model is vLLM's" + (
+            "" if flags.is_portable else ", and so are its layers"
         )
+        yield Setting('hf_compat="rules"', whose)
     if flags.is_portable:
         yield Setting("deterministic=True", "layers have the bits of its own specification")
     if dtype == torch.float32:

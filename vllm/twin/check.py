@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
@@ -33,6 +33,10 @@ _STOPS = re.compile(r"vLLM does not run its twin: (?!ValueError|ValidationError)
 """A finding's reason that says nothing of what to do: others are refusals, which an engine has."""
 
 
+class IncompleteRope(ValueError):
+    """Overrides of a configuration that end every model; the sentence says what is missing."""
+
+
 def check_definition(vllm_config: VllmConfig) -> None:
     """Compare vLLM's definition of the model with Transformers', and keep what was found in the
     configuration, in place; nothing where neither hf_compat nor deterministic mode promises it.
@@ -49,14 +53,20 @@ def check_definition(vllm_config: VllmConfig) -> None:
     _refuse(finding, vllm_config)
     _refuse_what_stops(finding, vllm_config)
     level = logging.WARNING if finding.agreement == "unknown" else logging.INFO
-    logger.log(level, "%s: %s.", _as_given(flags), finding)
+    logger.log(level, "%s: %s.%s", flags.as_given, finding, _advice(finding, vllm_config))
+
+
+def _advice(finding: Finding, vllm_config: VllmConfig) -> str:
+    """Return what to do if the engine ends as its twin did, for which its sizes may be to blame."""
+    if _STOPS.match(finding.reason) is None:
+        return ""
+    exact = ': use hf_compat="exact"' if could_be_exact(vllm_config) else ""
+    return f" The engine may end in the same error{exact}."
 
 
 def _is_promised(flags: ForkFlags) -> bool:
-    """Whether an engine is to compute what Transformers' own model does, or one in `attach`."""
-    if flags.hf_compat:
-        return flags.hf_compat in (True, "strict")
-    return flags.is_portable
+    """Whether an engine is to compute, by vLLM's definition, what Transformers' model does."""
+    return flags.has_hf_definition and flags.hf_compat != "exact"
 
 
 def found_definition(vllm_config: VllmConfig) -> Finding | None:
@@ -73,14 +83,16 @@ def definition_of(model_config: ModelConfig, flags: ForkFlags) -> Finding:
         flags: of the engine.
 
     Raises:
-        ValueError: see `check_long_texts`.
+        ValueError: see `check_long_texts`; or overrides leave a rope without its theta.
     """
     try:
         config = _config_of(model_config)
+    except IncompleteRope:
+        raise
     except (OSError, ValueError, KeyError) as error:
         return Finding("unknown", f"Transformers cannot read its configuration: {error}")
     longest = model_config.max_model_len
-    check_long_texts(config.get_text_config(), longest, _as_given(flags))
+    check_long_texts(config.get_text_config(), longest, flags.as_given)
     return find_or_examine(config, _setting_of(model_config, flags), longest)
 
 
@@ -111,7 +123,7 @@ def find_or_examine(config: PreTrainedConfig, setting: EngineSetting, longest: i
         )
         finding = examine_elsewhere(Task(config, setting, longest)).finding
         if finding.agreement != "unknown":  # what was missing may be there the next time
-            kept.keep(name, finding)
+            kept.keep(name, finding, f"{config.name_or_path} ({config.model_type})")
     return finding
 
 
@@ -128,17 +140,26 @@ def _config_of(model_config: ModelConfig) -> PreTrainedConfig:
     if callable(overrides):
         changed: PreTrainedConfig = overrides(config)
         return changed
+    _check_theta(config.get_text_config(), overrides)
     config.update({name: one for name, one in overrides.items() if name != "attn_implementation"})
     return config
 
 
-def _as_given(flags: ForkFlags) -> str:
-    return flags.hf_compat_as_given if flags.hf_compat else "deterministic=True"
+def _check_theta(config: PreTrainedConfig, overrides: dict[str, Any]) -> None:
+    """Refuse overrides that leave a rope without its theta: neither side makes a model then."""
+    own = getattr(config, "rope_parameters", None) or {}
+    for name in ("rope_scaling", "rope_parameters"):
+        rope = overrides.get(name)
+        if isinstance(rope, dict) and "rope_theta" in own and rope.get("rope_theta") is None:
+            raise IncompleteRope(
+                f"hf_overrides replaces {name} as a whole, and leaves the rope without a theta: "
+                f'add the model\'s own, "rope_theta": {own["rope_theta"]}.'
+            )
 
 
 def _refuse(finding: Finding, vllm_config: VllmConfig) -> None:
     flags, architecture = ForkFlags.of(vllm_config), vllm_config.model_config.architecture
-    given = _as_given(flags)
+    given = flags.as_given
     remedy = RULES if flags.hf_compat else f"{RULES}, beside deterministic=True"
     if could_be_exact(vllm_config):
         remedy = f'hf_compat="exact", which runs Transformers\' own model, or {remedy}'
@@ -166,7 +187,7 @@ def _refuse_what_stops(finding: Finding, vllm_config: VllmConfig) -> None:
             if could_be_exact(vllm_config):
                 remedy += ', or try hf_compat="exact"'
             raise ValueError(
-                f"{_as_given(flags)} does not go with {name}={getattr(config, name)!r} of "
+                f"{flags.as_given} does not go with {name}={getattr(config, name)!r} of "
                 f"{model_config.architecture}, with which a small random model of it ends in "
                 f"{error[1].strip().rstrip(':.')}: {remedy}."
             )

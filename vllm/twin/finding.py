@@ -48,7 +48,8 @@ class Finding:
         cause = f", because of {self.field}" if self.field else ""
         return (
             f"vLLM computes this model otherwise than Transformers{place}{cause} (logits of a "
-            f"small random model differ by {self.difference:.2g}, and spread by {self.spread:.2g})"
+            f"small random model differ by up to {self.difference:.2g}; their standard deviation "
+            f"is {self.spread:.2g})"
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -71,17 +71,25 @@ def find(name: str) -> Finding | None:
     with suppress(OSError, ValueError, TypeError, KeyError):
         found: dict[str, Any] = json.loads(_path(name).read_text())
         if found["digest"] == name:
+            logger.info("The comparison of definitions was kept in %s.", _path(name))
             return Finding.of_json(found["finding"])
     return None
 
 
-def keep(name: str, finding: Finding) -> None:
-    """Keep a finding for later engines; without a place for it, each makes it anew."""
+def keep(name: str, finding: Finding, model: str) -> None:
+    """Keep a finding for later engines; without a place for it, each makes it anew.
+
+    Args:
+        name: its `digest`.
+        finding: to keep.
+        model: that it is of, for who reads the file.
+    """
     path = _path(name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump({"digest": name, "finding": finding.as_json()}, file)
+            found = {"digest": name, "model": model, "finding": finding.as_json()}
+            json.dump(found, file, indent=1)
         os.replace(file.name, path)
     except OSError as error:
         logger.warning("Each start compares definitions again, since none can be kept: %s.", error)

@@ -51,7 +51,10 @@ _CHOSEN_EXPERTS = (
     "moe_num_active_primary_experts",
 )
 _VOCABULARIES = ("vocab_size", "vocab_size_per_layer_input")
-_WINDOWS = ("sliding_window", "window_size", "attention_window_size", "sliding_window_size")
+_WINDOWS = (
+    *("sliding_window", "window_size", "attention_window_size", "sliding_window_size"),
+    "floor_scale",  # of Llama 4, which scales queries beyond it
+)
 _CHUNKS = ("attention_chunk_size",)
 _POSITIONS = (
     "max_position_embeddings",
