@@ -179,7 +179,7 @@ def test_a_bias_that_vllm_leaves_out_is_transformers_own_in_exact_mode(tmp_path:
 def test_a_window_of_one_token_is_refused(mode: bool | str, tmp_path: Path) -> None:
     config = MistralConfig(**SIZES | {"num_attention_heads": 4}, sliding_window=1)
     config.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="hf_compat=.* does not go with sliding_window=1"):
+    with pytest.raises(ValueError, match=r"hf_compat=.* does not go with sliding_window=1"):
         engine_config(tmp_path, hf_compat=mode, dtype="bfloat16")
 
 
