@@ -21,6 +21,7 @@ from transformers import (
     Llama4TextConfig,
     LlamaConfig,
     MiniMaxM2Config,
+    Ministral3Config,
     PhimoeConfig,
     PreTrainedConfig,
     Qwen2Config,
@@ -62,12 +63,13 @@ _SCALES_OF_LAYERS = {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcas
         ),
         pytest.param(Gemma3nTextConfig(), "float32", "rounding", marks=pytest.mark.long),
         (Lfm2Config(**_LFM2), "float32", "rounding"),
-        (Llama4TextConfig(num_hidden_layers=4), "float32", "rounding"),
+        (Llama4TextConfig(num_hidden_layers=4), "bfloat16", "rounding"),
         pytest.param(
             Llama4TextConfig(num_hidden_layers=4, attn_temperature_tuning=False),
             *("float32", "rounding"),
             marks=pytest.mark.long,
         ),
+        (Ministral3Config(), "bfloat16", "bits"),
         pytest.param(
             *(GPT2Config(**_SCALES_OF_LAYERS), "float32", "rounding"), marks=pytest.mark.long
         ),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from torch import nn
 from transformers import (
     GemmaConfig,
     GPT2Config,
@@ -16,6 +18,8 @@ from transformers import (
 )
 
 from tests.twin.cases import finding_of
+from vllm.hf_numerics import layers
+from vllm.model_executor.layers.attention import Attention
 from vllm.twin import examination, transformers_side
 
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
@@ -50,6 +54,41 @@ def test_a_difference_stays_one_whatever_the_search_for_its_cause_meets(
     for name in ("_cause_of_length", "first_module"):
         monkeypatch.setattr(examination, name, _stops)
     assert finding_of(OlmoeConfig(clip_qkv=0.3)).agreement == "differs"
+
+
+def _in_16_bits(change: Callable[[nn.Module], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Change what hf_compat makes of an engine's layers in 16 bits, and not in float32."""
+
+    def follow(model: nn.Module, config: PreTrainedConfig) -> None:
+        layers_of_before(model, config)
+        change(model)
+
+    layers_of_before = layers._follow_hf
+    monkeypatch.setattr(layers, "_follow_hf", follow)
+
+
+def _double_scales(model: nn.Module) -> None:
+    for layer in model.modules():
+        if isinstance(layer, Attention):
+            layer.impl.scale *= 2
+
+
+def test_a_difference_of_the_engines_own_layers_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float32 does not show what is chosen for 16 bits alone."""
+    _in_16_bits(_double_scales, monkeypatch)
+    finding = finding_of(LlamaConfig(), "bfloat16")
+    assert (finding.agreement, finding.dtype, finding.module) == ("differs", "bfloat16", "")
+    assert "(logits of a small random model in bfloat16 differ by" in str(finding)
+    assert finding_of(LlamaConfig()).agreement == "rounding"
+
+
+def test_an_engine_whose_own_layers_stop_is_not_called_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _in_16_bits(_stops, monkeypatch)
+    assert finding_of(LlamaConfig(), "bfloat16").reason == (
+        "vLLM does not run its twin: RuntimeError: raise RuntimeError"
+    )
 
 
 def test_the_side_that_stops_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

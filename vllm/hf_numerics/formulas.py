@@ -59,6 +59,8 @@ def use_hf_formulas(model: nn.Module, vllm_config: VllmConfig) -> None:
         _embed_each_layer(model, config)
     elif config.model_type == "gpt2":
         _use_gpt2_scales(model, config)
+    elif config.model_type == "ministral3":
+        _round_scales(model, vllm_config.model_config.dtype)
     elif config.model_type == "phimoe" and getattr(config, "lm_head_bias", False):
         _add_bias_of_head(model)
     elif config.model_type == "stablelm":
@@ -138,6 +140,23 @@ def _use_gpt2_scales(model: nn.Module, config: PreTrainedConfig) -> None:
         if asked_for(config, "scale_attn_by_inverse_layer_idx"):
             scale /= number + 1
         layer.impl.scale = scale
+
+
+def _round_scales(model: nn.Module, dtype: torch.dtype) -> None:
+    """Multiply queries by scales in the model's dtype, as ``Ministral3Attention`` does."""
+    from vllm.model_executor.models.mistral import MistralAttention  # it imports what imports this
+
+    for layer in model.modules():
+        if isinstance(layer, MistralAttention):
+            layer._get_llama_4_attn_scale = partial(
+                _rounded, layer._get_llama_4_attn_scale, dtype=dtype
+            )
+
+
+def _rounded(
+    scales: Callable[[torch.Tensor], torch.Tensor], positions: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    return scales(positions).to(dtype)
 
 
 def _add_bias_of_head(model: Any) -> None:

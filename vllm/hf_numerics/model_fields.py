@@ -23,6 +23,8 @@ _KEPT = "fork_fields_asked_for"
 _TUNING = "attn_temperature_tuning"
 """Whether Llama 4 scales queries by their positions."""
 
+_ORIGINAL = "original_max_position_embeddings"
+
 _RENAMED = {"PhimoeForCausalLM": "PhiMoEForCausalLM"}
 """Classes of Transformers, as ``save_pretrained`` names them, that vLLM knows by the name that the
 model was published with. It would run them through its Transformers backend, which fails.
@@ -52,6 +54,12 @@ def change_fields(vllm_config: VllmConfig) -> None:
         # Else vLLM's class does so where texts may have more than 32,768 tokens, and nowhere else.
         vllm_config.model_config.override_generation_config |= {
             _TUNING: bool(getattr(config, _TUNING, False))
+        }
+    elif config.model_type == "ministral3":
+        rope = config.rope_parameters
+        config.llama_4_scaling = {  # the name in Mistral's own format, the only one that vLLM reads
+            _ORIGINAL: rope.get(_ORIGINAL),
+            "beta": rope.get("llama_4_scaling_beta"),
         }
 
 

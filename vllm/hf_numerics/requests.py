@@ -9,17 +9,17 @@ request that goes on.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
 import torch
 
-from vllm.fork.runners import prompt_lengths
+from vllm.fork.runners import prompt_lengths, rows_of_requests
 from vllm.forward_context import get_forward_context, is_forward_context_available
 
-_PIECES = "_hf_pieces"
+_PIECES, _PIECES_OF_STEP = "_hf_pieces", "_hf_pieces_of_step"
 
 Run = tuple[bool, int, int]
 """Whether pieces of one row, first row, end."""
@@ -77,21 +77,29 @@ class Pieces:
 
 
 def pieces_of(metadata: Any) -> Pieces:
-    """Return the pieces of a step.
+    """Return the pieces of a step, as a layer of attention sees them.
 
     Args:
         metadata: of its attention, which keeps them for the step's other layers.
     """
     if (found := getattr(metadata, _PIECES, None)) is None:
-        found = _pieces(metadata.query_start_loc, metadata.seq_lens)
+        lengths: list[int] = metadata.seq_lens.tolist()
+        starts: list[int] = metadata.query_start_loc[: len(lengths) + 1].tolist()
+        found = Pieces(starts, [*range(len(lengths))], lengths)
+        if not _has_chunks(metadata):
+            found = _with_single_tokens(found)
         object.__setattr__(metadata, _PIECES, found)
     return found
 
 
-def _pieces(query_start_loc: torch.Tensor, seq_lens: torch.Tensor) -> Pieces:
-    lengths: list[int] = seq_lens.tolist()
-    starts: list[int] = query_start_loc[: len(lengths) + 1].tolist()
-    whole = Pieces(starts, [*range(len(lengths))], lengths)
+def _has_chunks(metadata: Any) -> bool:
+    """Whether its rows are chunks of requests (``ChunkedLocalAttention``), and not requests."""
+    return hasattr(metadata, "make_virtual_batches_block_table")
+
+
+def _with_single_tokens(whole: Pieces) -> Pieces:
+    """Make pieces of their own of what is computed token by token."""
+    lengths, starts = whole.seq_lens, whole.first_rows
     several = [request for request, _, _ in whole.several]
     of_prompts = None
     if several and is_forward_context_available():
@@ -140,11 +148,25 @@ def _pieces_of_step(num_rows: int) -> Pieces | None:
         metadata = get_forward_context().attn_metadata
         if isinstance(metadata, dict) and metadata:
             first = next(iter(metadata.values()))
-            if getattr(first, "query_start_loc", None) is not None:
-                pieces = pieces_of(first)
-                if pieces.first_rows[-1] == num_rows:
-                    return pieces
+            pieces: Pieces | None = getattr(first, _PIECES_OF_STEP, None)
+            if pieces is None and (pieces := _pieces_of_requests(metadata)) is not None:
+                object.__setattr__(first, _PIECES_OF_STEP, pieces)
+            if pieces is not None and pieces.first_rows[-1] == num_rows:
+                return pieces
     return None
+
+
+def _pieces_of_requests(metadata: Mapping[str, Any]) -> Pieces | None:
+    """Return the pieces of a step by the first layer that knows its requests, or by its runner."""
+    for one in metadata.values():
+        numbers = (getattr(one, name, None) for name in ("seq_lens", "query_start_loc"))
+        if all(number is not None for number in numbers) and not _has_chunks(one):
+            return pieces_of(one)
+    found = rows_of_requests(get_forward_context().no_compile_layers)
+    if found is None:
+        return None
+    starts, lengths = found
+    return _with_single_tokens(Pieces(starts, [*range(len(lengths))], lengths))
 
 
 def runs_of(starts: Sequence[int]) -> tuple[Run, ...]:

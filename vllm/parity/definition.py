@@ -77,5 +77,5 @@ def show_definition(answer: Answer, dtype: str, console: Console) -> None:
             bits = "equal" if one.is_equal else ""
             table.add_row(escape(one.name), f"{one.difference:.1e}", bits, style=style)
         console.print(table)
-    compared = "float32" if answer.finding.agreement == "differs" else dtype
+    compared = answer.finding.dtype or dtype
     console.print(escape(f"In {compared}: {answer.finding}."))

@@ -15,7 +15,7 @@ from vllm.twin.setting import EngineSetting
 from vllm.twin.sizes import limits_of_texts
 from vllm.twin.twin import NoTwin, Outcome, Stops, Twin, compute
 
-_SEEDS = (0, 1)
+_SEEDS = range(4)
 """A difference that other weights do not have is a tie of experts, and no fault."""
 
 
@@ -29,21 +29,49 @@ def examine(config: PreTrainedConfig, setting: EngineSetting, max_model_len: int
     """
     try:
         twin = Twin.of(config, max_model_len, setting.remote_code)
-        if setting.expects_bits and (finding := _compare_bits(twin, setting)):
-            return finding
-        setting, outcome = _compare_values(twin, setting)
-        if outcome.agrees:
-            return _finding("rounding", outcome)
-        found = _finding("differs", outcome)
-        with suppress(Exception):  # whatever the search for the cause meets, they differ
-            found = _with_field(found, config, twin, setting, max_model_len)
-        with suppress(Exception):
-            found = replace(found, module=first_module(twin, setting))
-        return found
+        agreement, compared, outcome = _compare(twin, setting)
     except (NoTwin, Stops) as error:
         return Finding("unknown", str(error))
     except Exception as error:  # of Transformers, which writes the checkpoint
         return Finding("unknown", f"no twin could be written: {type(error).__name__}: {error}")
+    difference = min(outcome.difference, torch.finfo(torch.float32).max)
+    found = Finding(agreement, difference=difference, spread=outcome.spread)
+    if agreement == "differs":
+        found = replace(found, dtype=compared.dtype)
+        with suppress(Exception):  # whatever the search for the cause meets, they differ
+            found = _with_field(found, config, twin, compared, max_model_len)
+        with suppress(Exception):
+            found = replace(found, module=first_module(twin, compared))
+    return found
+
+
+def _compare(twin: Twin, setting: EngineSetting) -> tuple[Agreement, EngineSetting, Outcome]:
+    """Compare the engine's own layers, and then, if bits are not equal, what its definition
+    computes in the dtype that tells most.
+
+    Returns:
+        How they compare, the setting that shows it, and its outcome.
+
+    Raises:
+        Stops: one side ends in an error; not if another setting shows that they differ.
+    """
+    own: list[Outcome] = []
+    stops: Stops | None = None
+    if setting.expects_bits:
+        try:
+            own = _outcomes(twin, setting)
+        except Stops as error:
+            stops = error
+    if own and own[0].is_equal:
+        return "bits", setting, own[0]
+    of_values, outcome = _compare_values(twin, setting)
+    if not outcome.agrees:
+        return "differs", of_values, outcome
+    if stops is not None:
+        raise stops
+    if own and not own[-1].agrees:
+        return "differs", setting, own[-1]
+    return "rounding", of_values, outcome
 
 
 def _with_field(
@@ -71,15 +99,6 @@ def examine_modules(
     return []
 
 
-def _compare_bits(twin: Twin, setting: EngineSetting) -> Finding | None:
-    """Return that all bits are equal in the engine's own dtype, or None."""
-    with suppress(Exception), twin.on_disk() as folder:  # what float32 shows, too, is told there
-        outcome = compute(twin, folder, setting)
-        if outcome.is_equal:
-            return _finding("bits", outcome)
-    return None
-
-
 def _compare_values(twin: Twin, setting: EngineSetting) -> tuple[EngineSetting, Outcome]:
     """Compare in the dtype that tells most; in the engine's where the definition knows no other.
 
@@ -88,22 +107,23 @@ def _compare_values(twin: Twin, setting: EngineSetting) -> tuple[EngineSetting, 
     """
     best = setting.of_values()
     try:
-        return best, _outcome(twin, best)
+        return best, _outcomes(twin, best)[-1]
     except Exception:
         if setting.dtype == best.dtype:
             raise
         own = setting.of_values(setting.dtype)
-        return own, _outcome(twin, own)
+        return own, _outcomes(twin, own)[-1]
 
 
-def _outcome(twin: Twin, setting: EngineSetting) -> Outcome:
-    """Return the outcome of the first weights with which both sides agree, or of the last."""
+def _outcomes(twin: Twin, setting: EngineSetting) -> list[Outcome]:
+    """Return what is computed with one weights after the other, until both sides agree."""
+    outcomes: list[Outcome] = []
     for seed in _SEEDS:
         with twin.on_disk(seed) as folder:
-            outcome = compute(twin, folder, setting, is_precise=True)
-        if outcome.agrees:
+            outcomes.append(compute(twin, folder, setting, is_precise=True))
+        if outcomes[-1].agrees:
             break
-    return outcome
+    return outcomes
 
 
 def _cause_of_length(
@@ -114,11 +134,6 @@ def _cause_of_length(
     """
     limits = limits_of_texts(config.to_dict())
     for name, limit in sorted(limits.items(), key=lambda one: -one[1]):
-        if limit < max_model_len and _outcome(Twin.of(config, limit), setting).agrees:
+        if limit < max_model_len and _outcomes(Twin.of(config, limit), setting)[-1].agrees:
             return Finding("differs", field=f"{name}={limit}", agrees_up_to=limit)
     return None
-
-
-def _finding(agreement: Agreement, outcome: Outcome) -> Finding:
-    difference = min(outcome.difference, torch.finfo(torch.float32).max)
-    return Finding(agreement, difference=difference, spread=outcome.spread)

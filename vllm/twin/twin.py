@@ -159,8 +159,8 @@ class Outcome:
     Attributes:
         engine: the logits of each text, [steps, vocab_size].
         transformers: likewise, in the same dtype.
-        precise: likewise in float64; None if Transformers' class has no such mode, or none is
-            asked for.
+        precise: likewise in float64; None if Transformers' class has no such mode, or nobody needs
+            it.
     """
 
     engine: list[Steps]
@@ -180,6 +180,8 @@ class Outcome:
         """Whether the engine is as near to the precise logits, in each step, as rounding explains;
         without precise ones, whether it is near to Transformers' own.
         """
+        if self.is_equal:
+            return True
         limit = _limit(self.engine[0].dtype)
         wanted = self.precise or self.transformers
         for engine, transformers, precise in zip(
@@ -233,7 +235,7 @@ def compute(twin: Twin, folder: Path, setting: EngineSetting, is_precise: bool =
         twin: on disk.
         folder: where.
         setting: of the engine.
-        is_precise: whether Transformers computes in float64, too.
+        is_precise: whether Transformers computes in float64, too, if bits are not equal.
 
     Raises:
         Stops: one of them ends in an error.
@@ -249,7 +251,7 @@ def compute(twin: Twin, folder: Path, setting: EngineSetting, is_precise: bool =
 
     with _named("Transformers"):
         own = by_transformers(dtype)
-    if not is_precise:
+    if not is_precise or Outcome(logits, own).is_equal:
         return Outcome(logits, own)
     try:
         return Outcome(logits, own, by_transformers(torch.float64))
