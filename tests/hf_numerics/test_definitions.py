@@ -12,9 +12,11 @@ import pytest
 import torch
 from transformers import (
     ApertusConfig,
+    BloomConfig,
     Cohere2Config,
     Ernie4_5_MoeConfig,
     FalconConfig,
+    Gemma2Config,
     Gemma3nTextConfig,
     GPT2Config,
     Lfm2Config,
@@ -108,6 +110,18 @@ def test_deterministic_mode_has_the_bits_of_an_attached_model(
     config: PreTrainedConfig, flags: dict[str, bool]
 ) -> None:
     assert finding_of(config, "bfloat16", deterministic=True, **flags).agreement == "bits"
+
+
+@pytest.mark.parametrize(
+    ("config", "agreement"),
+    [
+        (Gemma2Config(num_hidden_layers=4), "bits"),  # whose scores attach() caps
+        (BloomConfig(hidden_size=1024, n_head=16), "rounding"),  # which attach() does not take
+    ],
+    ids=lambda one: one.model_type if isinstance(one, PreTrainedConfig) else None,
+)
+def test_deterministic_mode_alone(config: PreTrainedConfig, agreement: str) -> None:
+    assert finding_of(config, "bfloat16", deterministic=True).agreement == agreement
 
 
 @pytest.mark.parametrize(("window", "expected"), [(7, (6, 0)), (None, (-1, -1))])

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers.models.bloom.modeling_bloom import bloom_gelu_forward
 
+from vllm.fork.flags import ForkFlags
 from vllm.fork.modules import replace_modules
 from vllm.hf_numerics.activations import by_request
 from vllm.hf_numerics.attention_layers import attention_layers
@@ -42,7 +43,8 @@ class BloomGELU(nn.Module):
 
 def use_hf_formulas(model: nn.Module, vllm_config: VllmConfig) -> None:
     """Make the layers of `model`, which is not loaded yet, compute what Transformers computes."""
-    if attn_implementation(vllm_config.model_config) in (None, "sdpa"):
+    has_caps = attn_implementation(vllm_config.model_config) not in (None, "sdpa")
+    if ForkFlags.of(vllm_config).has_hf_layers and not has_caps:  # attach() caps in any case
         _drop_soft_caps(model)
     config = vllm_config.model_config.hf_text_config
     use_hf_windows(model, config)

@@ -56,11 +56,11 @@ def change_fields(vllm_config: VllmConfig) -> None:
             _TUNING: bool(getattr(config, _TUNING, False))
         }
     elif config.model_type == "ministral3":
-        rope = config.rope_parameters
-        config.llama_4_scaling = {  # the name in Mistral's own format, the only one that vLLM reads
-            _ORIGINAL: rope.get(_ORIGINAL),
-            "beta": rope.get("llama_4_scaling_beta"),
-        }
+        original = config.rope_parameters[_ORIGINAL]
+        if vllm_config.model_config.max_model_len > original:  # shorter texts have scales of 1
+            # The name in Mistral's own format, the only one that vLLM reads.
+            beta = config.rope_parameters["llama_4_scaling_beta"]
+            config.llama_4_scaling = {_ORIGINAL: original, "beta": beta}
 
 
 def asked_for(config: PreTrainedConfig, name: str) -> Any:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-_KV_CACHE_BYTES = 64 << 20
+_KV_CACHE_BYTES = 256 << 20
 
 
 @contextmanager

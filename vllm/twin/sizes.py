@@ -35,7 +35,13 @@ _WIDTHS = (
     *("shared_intermediate_size", "dense_intermediate_size", "word_embed_proj_dim"),
     *("moe_shared_expert_intermediate_size", "expert_ffn_hidden_size", "q_lora_rank"),
     *("hidden_size_per_layer_input", "lru_width", "block_ff_dim", "feed_forward_hidden_size"),
-    *("expert_hidden_size", "embedding_size", "zero_expert_num", "mamba_intermediate_size"),
+    *(
+        "expert_hidden_size",
+        "embedding_size",
+        "attention_hidden_size",
+        "zero_expert_num",
+        "mamba_intermediate_size",
+    ),
 )
 _SCALED_COUNTS = ("mamba_n_heads", "mamba_num_heads", "linear_num_heads")
 _OTHER_HEADS = (

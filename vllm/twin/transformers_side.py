@@ -31,8 +31,18 @@ class _Follow(LogitsProcessor):
         return chosen  # type: ignore[return-value]
 
 
-def load(folder: Path, dtype: torch.dtype, setting: EngineSetting, longest: int) -> PreTrainedModel:
-    """Load a twin as a user of Transformers does, with `attach` for deterministic mode."""
+def load(
+    folder: Path, dtype: torch.dtype, setting: EngineSetting, longest: int, is_attached: bool = True
+) -> PreTrainedModel:
+    """Load a twin as a user of Transformers does.
+
+    Args:
+        folder: of the checkpoint.
+        dtype: of the model.
+        setting: of the engine.
+        longest: tokens of the longest text with its answer.
+        is_attached: whether the model is in `attach` where the engine is in deterministic mode.
+    """
     arguments: dict[str, Any] = {"trust_remote_code": setting.remote_code}
     if setting.attention is not None:
         arguments["attn_implementation"] = setting.attention
@@ -40,7 +50,7 @@ def load(folder: Path, dtype: torch.dtype, setting: EngineSetting, longest: int)
         arguments["experts_implementation"] = "eager"
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **arguments)
     model.eval()
-    if setting.flags.is_portable and dtype != torch.float64:
+    if is_attached and setting.flags.is_portable and dtype != torch.float64:
         attach(model, max_length=longest)
     return model
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
+from vllm.deterministic.guard import InexactOperationError
 from vllm.platforms import current_platform
 from vllm.twin import engine_side, transformers_side
 from vllm.twin.layers import kinds_of_layers, with_few_layers
@@ -245,12 +246,15 @@ def compute(twin: Twin, folder: Path, setting: EngineSetting, is_precise: bool =
         answers, logits = engine_side.answers(started, given)
     dtype = getattr(torch, setting.dtype)
 
-    def by_transformers(dtype: torch.dtype) -> list[Steps]:
-        model = transformers_side.load(folder, dtype, setting, twin.longest)
+    def by_transformers(dtype: torch.dtype, is_attached: bool = True) -> list[Steps]:
+        model = transformers_side.load(folder, dtype, setting, twin.longest, is_attached)
         return transformers_side.logits(model, given, answers)
 
     with _named("Transformers"):
-        own = by_transformers(dtype)
+        try:
+            own = by_transformers(dtype)
+        except (ValueError, InexactOperationError):  # `attach` does not take the model
+            own = by_transformers(dtype, is_attached=False)
     if not is_precise or Outcome(logits, own).is_equal:
         return Outcome(logits, own)
     try:
