@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 from transformers import (
     ApertusConfig,
     BloomConfig,
@@ -18,6 +19,7 @@ from transformers import (
     FalconConfig,
     Gemma2Config,
     Gemma3nTextConfig,
+    Gemma3TextConfig,
     GPT2Config,
     Lfm2Config,
     Llama4TextConfig,
@@ -34,10 +36,14 @@ from transformers import (
 from transformers.models.stablelm.modeling_stablelm import StableLmLayerNormPerHead
 
 from tests.twin.cases import finding_of
+from tools.definitions.bases import base_of
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
 from vllm.hf_numerics import stablelm
+from vllm.hf_numerics.rotary import check_positions
 from vllm.hf_numerics.unlike_models import check_long_texts
 from vllm.hf_numerics.windows import _set_window
+from vllm.model_executor.layers.rotary_embedding import get_rope
 
 _WINDOWS = {"use_sliding_window": True, "num_hidden_layers": 4}
 _TURNS = ["full_attention", "sliding_attention"] * 2
@@ -72,6 +78,7 @@ _SCALES_OF_LAYERS = {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcas
             marks=pytest.mark.long,
         ),
         (Ministral3Config(), "bfloat16", "bits"),
+        (base_of("deepseek_v2").make({}), "float32", "rounding"),
         pytest.param(
             *(GPT2Config(**_SCALES_OF_LAYERS), "float32", "rounding"), marks=pytest.mark.long
         ),
@@ -155,6 +162,7 @@ def test_norms_of_heads_on_several_ranks(num_heads: int, monkeypatch: pytest.Mon
     ("config", "max_model_len", "sentence"),
     [
         (LlamaConfig(max_position_embeddings=512), 1500, "use max_model_len=512, or hf_compat"),
+        (Gemma3TextConfig(max_position_embeddings=512), 1500, "use max_model_len=512, or hf_com"),
         (FalconConfig(alibi=True), 16, "alibi=True of Falcon"),
     ],
 )
@@ -175,6 +183,16 @@ def test_what_only_long_texts_show(
 )
 def test_long_texts_that_are_computed_alike(config: PreTrainedConfig, max_model_len: int) -> None:
     check_long_texts(config, max_model_len, "hf_compat=True")
+
+
+def test_positions_without_angles() -> None:
+    """Of any rope: a factor stretches what vLLM has angles for."""
+    stretched = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}
+    with set_current_vllm_config(VllmConfig()):
+        model = nn.ModuleList([get_rope(64, 200, rope_parameters=stretched, dtype=torch.float32)])
+    check_positions(model, 400, "hf_compat=True")
+    with pytest.raises(ValueError, match=r"max_model_len=401, since .* use max_model_len=400"):
+        check_positions(model, 401, "hf_compat=True")
 
 
 def test_a_field_that_stops_an_engine_is_named(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaConfig, OlmoeConfig, PreTrainedConfig
+from transformers import Gemma3TextConfig, LlamaConfig, OlmoeConfig, PreTrainedConfig
 
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
@@ -150,6 +150,12 @@ def test_overrides_that_leave_a_rope_without_its_theta(tmp_path: Path) -> None:
     finding = found_definition(found)
     assert finding is not None
     assert finding.agreement == "bits"
+
+
+def test_overrides_that_leave_a_kind_of_layer_without_a_rope() -> None:
+    one = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+    with pytest.raises(check.IncompleteRope, match="leaves sliding_attention and full_attention w"):
+        check._check_theta(Gemma3TextConfig(), {"rope_parameters": one})
 
 
 def test_a_twin_that_stops_is_no_refusal_and_names_what_runs(

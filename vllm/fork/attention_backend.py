@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from vllm.config.attention import AttentionConfig
 from vllm.fork.flags import ForkFlags
+from vllm.fork.model_config import config_of
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
@@ -30,6 +33,19 @@ def check_attention_backend(args: EngineArgs) -> None:
         raise ValueError(
             "The attention backend XFORMERS has kernels for NVIDIA GPUs alone: leave it out here."
         )
+
+
+def use_mla_for_float32(args: EngineArgs) -> None:
+    """Choose latent attention that computes in float32, in place: that for CPUs with AMX, which
+    vLLM prefers there, has no kernels for it and ends the engine's start.
+    """
+    is_float32 = args.dtype in ("float32", "float", torch.float32)
+    if not is_float32 or not current_platform.is_cpu() or chosen_backends(args):
+        return
+    if torch.cpu._is_amx_tile_supported() and hasattr(
+        config_of(args).get_text_config(), "kv_lora_rank"
+    ):
+        args.attention_backend = AttentionBackendEnum.CPU_MLA
 
 
 def check_head_size(vllm_config: VllmConfig) -> None:

@@ -11,18 +11,18 @@ import torch
 from torch import nn
 from transformers.models.bloom.modeling_bloom import bloom_gelu_forward
 
-from vllm.fork.flags import ForkFlags
+from vllm.fork.flags import IS_TWIN, ForkFlags
 from vllm.fork.modules import replace_modules
 from vllm.hf_numerics.activations import by_request
 from vllm.hf_numerics.attention_layers import attention_layers
 from vllm.hf_numerics.attn_implementation import attn_implementation
 from vllm.hf_numerics.model_fields import asked_for
-from vllm.hf_numerics.rotary import use_each_head
+from vllm.hf_numerics.rotary import check_positions, takes_few_tokens_at_once, use_each_head
 from vllm.hf_numerics.stablelm import use_stablelm2_layers
 from vllm.hf_numerics.windows import use_hf_windows
 from vllm.logger import init_logger
 from vllm.model_executor.layers.activation import GELU, XIELU
-from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
+from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 from vllm.platforms import current_platform
 
 if TYPE_CHECKING:
@@ -42,11 +42,19 @@ class BloomGELU(nn.Module):
 
 
 def use_hf_formulas(model: nn.Module, vllm_config: VllmConfig) -> None:
-    """Make the layers of `model`, which is not loaded yet, compute what Transformers computes."""
-    has_caps = attn_implementation(vllm_config.model_config) not in (None, "sdpa")
-    if ForkFlags.of(vllm_config).has_hf_layers and not has_caps:  # attach() caps in any case
+    """Make the layers of `model`, which is not loaded yet, compute what Transformers computes.
+
+    Raises:
+        ValueError: see `check_positions`.
+    """
+    flags, model_config = ForkFlags.of(vllm_config), vllm_config.model_config
+    # A twin's lengths are not the model's; a tower has positions of its own.
+    if not model_config.is_multimodal_model and IS_TWIN not in vllm_config.additional_config:
+        check_positions(model, model_config.max_model_len, flags.as_given)
+    has_caps = attn_implementation(model_config) not in (None, "sdpa")
+    if flags.has_hf_layers and not has_caps:  # attach() caps in any case
         _drop_soft_caps(model)
-    config = vllm_config.model_config.hf_text_config
+    config = model_config.hf_text_config
     use_hf_windows(model, config)
     if current_platform.is_cpu():
         from vllm.hf_numerics.routing import use_corrections  # experts import what imports this
@@ -86,7 +94,8 @@ def _drop_soft_caps(model: nn.Module) -> None:
 
 def _rotate_each_head(model: nn.Module) -> None:
     def with_each_head(_: str, layer: nn.Module) -> nn.Module | None:
-        if not isinstance(layer, RotaryEmbeddingBase):
+        # Others rotate by themselves, and look at the last dimension.
+        if not isinstance(layer, RotaryEmbedding) or not takes_few_tokens_at_once(type(layer)):
             return None
         layer = copy(layer)  # vLLM keeps these for the next model of the process
         use_each_head(layer)

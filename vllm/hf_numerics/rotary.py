@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from vllm.fork_ops import has_rounded_layers, rotate_rounded
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding, RotaryEmbeddingBase
@@ -32,6 +33,27 @@ def use_hf_angles(layer: RotaryEmbeddingBase) -> None:
     cache = torch.cat((angles.cos(), angles.sin()), dim=-1).to(layer.cos_sin_cache.dtype)
     layer._buffers = dict(layer._buffers)  # a copied module still shares its dictionaries
     layer.cos_sin_cache = cache.to(layer.cos_sin_cache.device)
+
+
+def check_positions(model: nn.Module, max_model_len: int, given: str) -> None:
+    """Check that each rotary embedding has angles for all positions of a text.
+
+    Args:
+        model: of text alone; towers have positions of their own.
+        max_model_len: tokens of the longest text that the engine takes.
+        given: the flag, as it was given.
+
+    Raises:
+        ValueError: one has fewer; what vLLM reads beyond them is no angle.
+    """
+    layers = (layer for layer in model.modules() if isinstance(layer, RotaryEmbeddingBase))
+    tables = (getattr(layer, "cos_sin_cache", None) for layer in layers)
+    least = min((len(table) for table in tables if table is not None), default=max_model_len)
+    if least < max_model_len:
+        raise ValueError(
+            f"{given} does not go with max_model_len={max_model_len}, since vLLM has rotary angles "
+            f'for {least} positions alone: use max_model_len={least}, or hf_compat="exact".'
+        )
 
 
 def forward_rotary(

@@ -52,6 +52,9 @@ def check_long_texts(config: PreTrainedConfig, max_model_len: int, given: str) -
 
 
 def _has_plain_rope(config: PreTrainedConfig) -> bool:
-    """Whether rotary angles are those of the positions, which no factor stretches."""
-    rope = getattr(config, "rope_parameters", None) or {}
-    return bool(rope.get("rope_type") == "default")
+    """Whether rotary angles of a layer are those of the positions, which no factor stretches."""
+    ropes = getattr(config, "rope_parameters", None) or {}  # or one for each kind of layer
+    return any(
+        isinstance(rope, dict) and rope.get("rope_type") == "default"
+        for rope in (ropes, *ropes.values())
+    )

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vllm.deterministic import engine_args as deterministic
-from vllm.fork.attention_backend import check_attention_backend, check_head_size
+from vllm.fork.attention_backend import (
+    check_attention_backend,
+    check_head_size,
+    use_mla_for_float32,
+)
 from vllm.fork.command_line import ending_commands
 from vllm.fork.compiler import do_without_compiler
 from vllm.fork.decode_graphs import normalise_compilation_config
@@ -63,6 +67,7 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
     use_one_process(args, flags)
     deterministic.prepare_engine_args(args, flags)
     hf_numerics.prepare_engine_args(args, flags)
+    use_mla_for_float32(args)
     receipts.prepare_engine_args(args, flags)
     check_weight_transfer(args, flags)
     do_without_compiler(args)

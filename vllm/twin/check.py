@@ -148,8 +148,14 @@ def _config_of(model_config: ModelConfig) -> PreTrainedConfig:
 def _check_theta(config: PreTrainedConfig, overrides: dict[str, Any]) -> None:
     """Refuse overrides that leave a rope without its theta: neither side makes a model then."""
     own = getattr(config, "rope_parameters", None) or {}
+    kinds = [kind for kind, rope in own.items() if isinstance(rope, dict)]
     for name in ("rope_scaling", "rope_parameters"):
         rope = overrides.get(name)
+        if isinstance(rope, dict) and (missing := [kind for kind in kinds if kind not in rope]):
+            raise IncompleteRope(
+                f"hf_overrides replaces {name} as a whole, and leaves {' and '.join(missing)} "
+                f"without a rope: add the model's own, {own}."
+            )
         if isinstance(rope, dict) and "rope_theta" in own and rope.get("rope_theta") is None:
             raise IncompleteRope(
                 f"hf_overrides replaces {name} as a whole, and leaves the rope without a theta: "
