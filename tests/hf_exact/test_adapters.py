@@ -14,6 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from tests.adapters import KINDS, adapted_model, base_model, make_adapter
 from tests.engines import bundled_engine
 from tests.hf_compat.test_parity import as_prompts
+from tests.hf_exact.test_engine import stock_logits
 from vllm.exceptions import VLLMValidationError
 from vllm.hf_compat.answers import HFOutput
 from vllm.hf_exact.layer_exchange import LayerExchange, NotServedError
@@ -54,15 +55,8 @@ def logits_of(
     model: PreTrainedModel, prompt: list[int], config: GenerationConfig
 ) -> tuple[list[int], bytes]:
     """Return the tokens of `generate()`, and the bytes of its logits."""
-    with torch.inference_mode():
-        found = model.generate(
-            input_ids=torch.tensor([prompt]),
-            generation_config=config,
-            output_logits=True,
-            return_dict_in_generate=True,
-        )
-    logits = torch.cat(found.logits).float().numpy()
-    return found.sequences[0, len(prompt) :].tolist(), logits.tobytes()
+    tokens, logits = stock_logits(model, prompt, config)
+    return tokens, logits.tobytes()
 
 
 def answer(llm: LLM, prompt: list[int], request: LoRARequest | None) -> tuple[list[int], bytes]:
