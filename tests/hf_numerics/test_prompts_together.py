@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.functional import linear
+from transformers.pytorch_utils import Conv1D
 
 from vllm.hf_numerics.prompts_together import PromptsTogether
 from vllm.hf_numerics.requests import runs_of
@@ -18,7 +19,7 @@ from vllm.hf_numerics.row_counts import (
     counts_of_layout,
     sizes_together,
 )
-from vllm.hf_numerics.single_row_products import layout_of
+from vllm.hf_numerics.single_row_products import cancelling_rows, layout_of
 
 BY_ROW: Any = "by row"
 WHOLE: Any = "whole"
@@ -127,17 +128,25 @@ def test_what_was_found_is_for_the_step() -> None:
     assert len(ways.parts(runs_of([0, 10, 68, 69]), True, torch.bfloat16)) == 2
 
 
-def test_a_product_that_adds_some_rows_in_another_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As oneDNN adds a single row of 1,536 columns in blocks of 512, several in blocks of 1,024."""
-    weight = torch.empty(64, 256, dtype=torch.bfloat16)
-    counts = RowCounts(layout_of(weight), False, torch.nn.Linear)
+@pytest.mark.parametrize("width", [255, 256])
+@pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
+def test_a_product_that_adds_some_rows_in_another_order(
+    has_bias: bool, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As oneDNN adds a single row of 1,536 columns in blocks of 512, several in blocks of 1,024.
+
+    A bias that does not cancel leaves nothing to see: 8 bits of a sum are kept.
+    """
+    weight = torch.empty(8, width, dtype=torch.bfloat16)
+    counts = RowCounts(layout_of(weight), has_bias, torch.nn.Linear)
     known = linear
 
     def other_order(x: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> torch.Tensor:
         if len(x) != 40:
             return known(x, weight, bias)
         first, second = x.float().split(128, dim=1), weight.float().split(128, dim=1)
-        return (first[1] @ second[1].T + first[0] @ second[0].T).to(x.dtype)
+        sums = first[1] @ second[1].T + first[0] @ second[0].T
+        return (sums if bias is None else sums + bias.float()).to(x.dtype)
 
     monkeypatch.setattr(torch.nn.functional, "linear", other_order)
     assert not counts.has_the_order(40)
@@ -182,6 +191,28 @@ def test_single_rows_have_the_bits_they_have_alone(
         are_together = n > 64 and dtype != torch.float16 and has_bits
         assert asked == ([] if are_together else [n])
         assert torch.equal(found, by_row(x[:n], weight, None))
+
+
+@pytest.mark.parametrize("kind", [torch.nn.Linear, Conv1D])
+@pytest.mark.parametrize("width", [1, 2, 7, 8])
+def test_products_with_a_bias_cancel(width: int, kind: Any) -> None:
+    layer = Conv1D(2000, width) if kind is Conv1D else torch.nn.Linear(width, 2000)
+    probe, rows = cancelling_rows(layer)
+    by_output = probe.weight.T if kind is Conv1D else probe.weight
+    products = rows[:, 0].double() @ by_output.T.double() + probe.bias.double()
+    assert (probe.bias != 0).all()
+    assert products.abs().max() < 1e-9
+
+
+def test_another_number_of_threads_is_tried_anew() -> None:
+    layout = layout_of(torch.empty(64, 256, dtype=torch.bfloat16))
+    before, found = torch.get_num_threads(), []
+    for num_threads in (1, 2, 1):
+        torch.set_num_threads(num_threads)
+        found.append(counts_of_layout(layout, False, torch.nn.Linear))
+    torch.set_num_threads(before)
+    assert found[0] is not found[1]
+    assert found[0] is found[2]
 
 
 def test_a_weight_that_is_too_large_to_be_tried() -> None:

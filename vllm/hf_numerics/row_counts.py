@@ -106,11 +106,18 @@ class RowCounts:
         return same_bits(self._probe(rows), expected)
 
 
-@functools.cache
 def counts_of_layout(
     layout: Layout, has_bias: bool, kind: LayerType, parts: tuple[int, ...] = ()
 ) -> RowCounts:
     """Return what is known of a shape of layer, for all layers that have it: see `RowCounts`."""
+    return _counts_of_layout(layout, has_bias, kind, parts, torch.get_num_threads())
+
+
+@functools.cache
+def _counts_of_layout(
+    layout: Layout, has_bias: bool, kind: LayerType, parts: tuple[int, ...], num_threads: int
+) -> RowCounts:
+    """The threads, which share a product's outputs or its terms, are those of the process."""
     return RowCounts(layout, has_bias, kind, parts)
 
 

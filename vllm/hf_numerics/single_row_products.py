@@ -149,11 +149,12 @@ class RowPlan:
         """Return the plan of layers of a kind with a weight [out_features, in_features], or for
         ``Conv1D`` [in_features, out_features].
         """
-        return _plan_of_layout(layout_of(weight), has_bias, kind)
+        return _plan_of_layout(layout_of(weight), has_bias, kind, torch.get_num_threads())
 
 
 @functools.cache
-def _plan_of_layout(layout: Layout, has_bias: bool, kind: LayerType) -> RowPlan:
+def _plan_of_layout(layout: Layout, has_bias: bool, kind: LayerType, num_threads: int) -> RowPlan:
+    """The threads, which share a product's outputs or its terms, are those of the process."""
     return RowPlan(layer_of_layout(layout, has_bias, kind))
 
 
@@ -213,19 +214,23 @@ def cancelling_rows(layer: nn.Linear | Conv1D) -> tuple[Any, torch.Tensor]:
     """Return a layer of the same shape, and rows [32, 1, in_features] whose products are nothing
     but rounding: each term comes twice, at different places, with both signs. Terms have all
     magnitudes, for in float32 a few products of 16 bits of one magnitude add up without rounding.
+    A bias is a term as well, since beside one that stays nothing of the rounding would be seen.
     Outputs behind the first `_OWN_VALUES` have their values again: to draw more takes seconds.
     """
     weight: Any = layer.weight
     generator = torch.Generator(weight.device).manual_seed(0)
     by_input = weight.T if isinstance(layer, nn.Linear) else weight  # [in_features, out_features]
-    half = by_input.shape[0] // 2
-    order = torch.randperm(2 * half, generator=generator, device=weight.device)
+    has_bias = layer.bias is not None
+    half = (by_input.shape[0] - has_bias) // 2
+    order = torch.randperm(by_input.shape[0], generator=generator, device=weight.device)
+    first, second, beside_bias = order[:half], order[half : 2 * half], order[2 * half :][:has_bias]
     count = min(by_input.shape[1], _OWN_VALUES)
-    values = torch.randn(half, count, generator=generator, device=weight.device)
+    values = torch.randn(half + 1, count, generator=generator, device=weight.device)
     exponents = torch.randint(-8, 9, values.shape, generator=generator, device=weight.device)
     values *= torch.exp2(exponents)
     block = weight.new_zeros(by_input.shape[0], count)
-    block[order[:half]] = block[order[half:]] = values.to(weight.dtype)
+    block[first] = block[second] = values[:half].to(weight.dtype)
+    block[beside_bias] = values[half:].to(weight.dtype)
     synthetic = placed(*layout_of(weight))
     view = synthetic
     if isinstance(layer, nn.Linear):
@@ -234,9 +239,13 @@ def cancelling_rows(layer: nn.Linear | Conv1D) -> tuple[Any, torch.Tensor]:
         columns.copy_(block[:, : columns.shape[1]])
     factors = torch.randn(GROUP_SIZES[0], half, generator=generator, device=weight.device)
     rows = weight.new_zeros(GROUP_SIZES[0], 1, by_input.shape[0])
-    rows[:, 0, order[:half]] = factors.to(weight.dtype)
-    rows[:, 0, order[half:]] = -factors.to(weight.dtype)
-    return with_parameters(layer, weight=nn.Parameter(synthetic, False)), rows
+    rows[:, 0, first] = factors.to(weight.dtype)
+    rows[:, 0, second] = -factors.to(weight.dtype)
+    rows[:, 0, beside_bias] = -1
+    made = {"weight": nn.Parameter(synthetic, False)}
+    if has_bias:
+        made["bias"] = nn.Parameter(view[beside_bias].flatten().clone(), False)
+    return with_parameters(layer, **made), rows
 
 
 def with_parameters(module: nn.Module, **parameters: nn.Parameter) -> nn.Module:
