@@ -54,9 +54,8 @@ def _kinds(rope: Fields, config: PreTrainedConfig) -> Iterator[tuple[str, Fields
 
 def _long_factors(rope: Fields, config: PreTrainedConfig) -> Fields:
     """Return factors that grow from dimension to dimension."""
-    width = getattr(config, "head_dim", None)
-    if width is None:
-        width = config.hidden_size // config.num_attention_heads
+    fields = config.to_dict()  # Gemma 4's object refuses to say a size that layers may differ in
+    width = fields.get("head_dim") or config.hidden_size // config.num_attention_heads
     count = int(width * rope.get("partial_rotary_factor", 1.0)) // 2
     return {
         "short_factor": [1.0 + i / count for i in range(count)],

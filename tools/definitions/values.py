@@ -147,7 +147,16 @@ def _others(name: str, value: Any, fields: Fields) -> Iterator[tuple[str, Any]]:
         yield from _other_lists(name, [*value], fields)
     else:
         for other in _plain(name, value):
-            yield repr(other), other
+            yield _label(value, other), other
+
+
+def _label(value: Any, other: Any) -> str:
+    """Return another value in words; what a float is multiplied with, for it may follow from sizes
+    (Granite's scale of scores in HyperCLOVA X).
+    """
+    if isinstance(value, float) and other in (value * 0.5, value * 2.0) and value:
+        return "half" if other == value * 0.5 else "double"
+    return repr(other)
 
 
 def _plain(name: str, value: Any) -> list[Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.entrypoints.cli.types import CLISubcommand
+from vllm.parity.options import BOTH, COMPARE, RECORD, TWIN, add_options, check_options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,48 +52,8 @@ class ParitySubcommand(CLISubcommand):
             usage="vllm parity [record | compare | twin] [MODEL | A B] [options]",
         )
         parser.add_argument("words", nargs="*", metavar="MODEL", help=argparse.SUPPRESS)
-        _add_options(parser)
+        add_options(parser)
         return parser
-
-
-def _add_options(parser: FlexibleArgumentParser) -> None:
-    """Add the options, grouped by the commands that take them."""
-    every = parser.add_argument_group("every command", "but for compare, which takes --json alone")
-    every.add_argument(
-        "--dtypes", default="bfloat16", help="float32, bfloat16, float16; record and twin take one"
-    )
-    every.add_argument(
-        "--trust-remote-code", action="store_true", help="run code that comes with the model"
-    )
-    every.add_argument("--json", type=Path, help="write the report here, too; not for record")
-    answers = parser.add_argument_group("answers", "what both sides or record generate")
-    answers.add_argument("--prompts", type=Path, help="a file with a prompt in each line")
-    answers.add_argument("--max-new-tokens", type=int, default=48)
-    answers.add_argument(
-        "--generation", default="{}", help='fields of GenerationConfig, {"top_k": 5}'
-    )
-    sides = parser.add_argument_group("both sides", "vllm parity [MODEL]; --html for compare, too")
-    sides.add_argument(
-        "--modes",
-        default="upstream,hf_compat",
-        help="engines: upstream, hf_compat, exact, deterministic",
-    )
-    sides.add_argument("--html", type=Path, help="write one page with plots here, too")
-    record = parser.add_argument_group("record", "vllm parity record [MODEL]")
-    record.add_argument(
-        "--side", default="hf_compat", help="to record: hf, or a mode of the engine"
-    )
-    record.add_argument("--output", type=Path, default=Path("parity.json"), help="the file")
-    record.add_argument(
-        "--candidates", type=int, default=10, help="tokens of each step to record, up to 20"
-    )
-    twin = parser.add_argument_group("twin", "vllm parity twin MODEL")
-    twin.add_argument(
-        "--upstream", action="store_true", help="compare vLLM's layers without any flag"
-    )
-    twin.add_argument(
-        "--max-model-len", type=int, help="tokens of the engine's longest text; none: any"
-    )
 
 
 def _run(words: list[str], args: argparse.Namespace) -> None:
@@ -111,7 +71,9 @@ def _run(words: list[str], args: argparse.Namespace) -> None:
 
     transformers_logging.set_verbosity_error()
     console = Console()
-    if words[:1] == ["compare"]:
+    command = {"compare": COMPARE, "record": RECORD, "twin": TWIN}.get("".join(words[:1]), BOTH)
+    check_options(command, args)
+    if command == COMPARE:
         if len(words) != 3:
             raise ValueError("compare takes two files: vllm parity compare A B.")
         compared = compare_recordings(*words[1:])
@@ -121,16 +83,15 @@ def _run(words: list[str], args: argparse.Namespace) -> None:
         if args.html:
             args.html.write_text(recordings_html.page(compared))
         return
-    if words[:1] == ["twin"]:
+    if command == TWIN:
         _run_twin(words[1:], args, console)
         return
-    is_recording = words[:1] == ["record"]
-    names = words[1:] if is_recording else words
+    names = words[1:] if command == RECORD else words
     if len(names) > 1:
         raise ValueError(f"there is one model at a time, not {' and '.join(names)}.")
     dtypes = args.dtypes.split(",")
     setting = _setting(names, dtypes[0], args)
-    if is_recording:
+    if command == RECORD:
         record(setting, args.side, args.output, args.candidates)
         console.print(f"written: {args.output}")
         return
@@ -147,15 +108,14 @@ def _run_twin(names: list[str], args: argparse.Namespace, console: Console) -> N
 
     if len(names) != 1:
         raise ValueError("twin takes one model: vllm parity twin MODEL.")
-    dtype = args.dtypes.split(",")[0]
     answer = compare_definition(
         names[0],
-        dtype=dtype,
+        dtype=args.dtypes,
         is_upstream=args.upstream,
         max_model_len=args.max_model_len,
         remote_code=args.trust_remote_code,
     )
-    show_definition(answer, dtype, console)
+    show_definition(answer, args.dtypes, console)
     if args.json:
         args.json.write_text(answer.as_json() + "\n")
     if answer.finding.agreement not in ("bits", "rounding"):
