@@ -208,8 +208,8 @@ def together(
 
     if not parts:
         return PromptsTogether(by_row, whole, counts)
-    (_, width), *others = layouts[0]
-    fused = (torch.Size((sum(parts), width)), *others)
+    (_, width), stride, dtype, device, place = layouts[0]
+    fused = torch.Size((sum(parts), width)), stride, dtype, device, place
 
     def counts_of_fused(has_bias: bool) -> RowCounts:
         return counts_of_layout(fused, has_bias, kind, parts)
