@@ -26,6 +26,7 @@ from transformers import (
     LlamaConfig,
     MiniMaxM2Config,
     Ministral3Config,
+    OlmoeConfig,
     PhimoeConfig,
     PreTrainedConfig,
     Qwen2Config,
@@ -79,6 +80,9 @@ _SCALES_OF_LAYERS = {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcas
         ),
         (Ministral3Config(), "bfloat16", "bits"),
         (base_of("deepseek_v2").make({}), "float32", "rounding"),
+        (base_of("glm4_moe_lite").make({}), "float32", "rounding"),  # norms with two epsilons
+        (base_of("gpt_oss").make({"rms_norm_eps": 1e-3}), "float32", "rounding"),
+        pytest.param(OlmoeConfig(rms_norm_eps=1e-3), "float32", "rounding", marks=pytest.mark.long),
         pytest.param(
             *(GPT2Config(**_SCALES_OF_LAYERS), "float32", "rounding"), marks=pytest.mark.long
         ),

@@ -10,6 +10,7 @@ from transformers import (
     DeepseekV3Config,
     Ernie4_5_MoeConfig,
     FalconConfig,
+    Gemma3Config,
     Gemma3nTextConfig,
     Gemma3TextConfig,
     Gemma4TextConfig,
@@ -25,6 +26,7 @@ from vllm.twin.sizes import (
     LONGEST_TEXT,
     ORIGINAL_LENGTH,
     WINDOW,
+    has_experts,
     limits_of_texts,
     passed_lengths,
     with_small_sizes,
@@ -93,7 +95,29 @@ def test_what_is_no_size_stays(config: PreTrainedConfig) -> None:
         *("shared_expert_intermediate_size", "max_position_embeddings", "vocab_size"),
         *("num_local_experts", "num_experts", "n_routed_experts", "sliding_window"),
         *("bos_token_id", "eos_token_id", "pad_token_id", "rope_parameters", "rope_scaling"),
+        *("rms_norm_eps", "layer_norm_epsilon"),
     }
+
+
+@pytest.mark.parametrize(("epsilon", "expected"), [(1e-6, 0.01), (0.1, 0.1)])
+def test_epsilons_are_not_lost_beside_activations(epsilon: float, expected: float) -> None:
+    assert small(LlamaConfig(rms_norm_eps=epsilon))["rms_norm_eps"] == expected
+    assert small(FalconConfig(layer_norm_epsilon=epsilon))["layer_norm_epsilon"] == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (LlamaConfig(), False),
+        (GptOssConfig(), True),
+        (DeepseekV3Config(), True),
+        (Gemma4TextConfig(), False),  # enable_moe_block=False
+        (Gemma3Config(), False),  # with parts
+    ],
+    ids=lambda one: one.model_type if isinstance(one, PreTrainedConfig) else None,
+)
+def test_experts(config: PreTrainedConfig, expected: bool) -> None:
+    assert has_experts(config.to_dict()) == expected
 
 
 def test_texts_pass_windows_and_trained_lengths_if_those_of_the_engine_do() -> None:

@@ -16,6 +16,7 @@ from vllm.fork.modules import replace_modules
 from vllm.hf_numerics.activations import by_request
 from vllm.hf_numerics.attention_layers import attention_layers
 from vllm.hf_numerics.attn_implementation import attn_implementation
+from vllm.hf_numerics.epsilons import use_hf_epsilons
 from vllm.hf_numerics.model_fields import asked_for
 from vllm.hf_numerics.rotary import check_positions, takes_few_tokens_at_once, use_each_head
 from vllm.hf_numerics.stablelm import use_stablelm2_layers
@@ -56,6 +57,7 @@ def use_hf_formulas(model: nn.Module, vllm_config: VllmConfig) -> None:
         _drop_soft_caps(model)
     config = model_config.hf_text_config
     use_hf_windows(model, config)
+    use_hf_epsilons(model, config)
     if current_platform.is_cpu():
         from vllm.hf_numerics.routing import use_corrections  # experts import what imports this
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -17,6 +18,9 @@ CHUNK = 128  # vLLM asks that blocks of its cache divide it
 ORIGINAL_LENGTH = 32
 LONGEST_TEXT = 160
 """Tokens of the longest text with its answer; positions that a twin has room for at least."""
+
+_EPSILON = re.compile(r"(^|_)eps(ilon)?$")
+_LEAST_EPSILON = 0.01
 
 _MAX_GROUP, _MAX_KEY_HEADS, _MIN_WIDTH, _MULTIPLE = 4, 2, 64, 64
 _MAX_MULTIPLE = 4
@@ -95,6 +99,7 @@ def with_small_sizes(fields: Mapping[str, Any], max_model_len: int) -> Fields:
     _shrink_positions(small, max_model_len)
     _shrink_windows(small, max_model_len)
     _shrink_vocabulary(small)
+    _raise_epsilons(small)
     for part in PARTS:
         if isinstance(small.get(part), Mapping):
             small[part] = with_small_sizes(small[part], max_model_len)
@@ -201,6 +206,16 @@ def _shrink_experts(small: Fields) -> None:
         small[name] = _each(small[name], lambda n: min(n, enough))
 
 
+def has_experts(fields: Mapping[str, Any]) -> bool:
+    """Return whether tokens choose among experts, in any part of a model."""
+    return any(
+        has_experts(value)
+        if isinstance(value, Mapping)
+        else "expert" in str(name) and isinstance(value, int) and value > 1
+        for name, value in fields.items()
+    )
+
+
 def _shrink_windows(small: Fields, max_model_len: int) -> None:
     for names, size in ((_WINDOWS, WINDOW), (_CHUNKS, CHUNK)):
         for name in _present(small, names):
@@ -273,6 +288,15 @@ def _lengths(fields: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[int]
         elif name in names:
             lengths = value if isinstance(value, list) else [value]
             yield from (one for one in lengths if isinstance(one, int))
+
+
+def _raise_epsilons(small: Fields) -> None:
+    """Let each epsilon count beside a twin's activations, which are not as small as a model's: which
+    norms have it would not show, and matters (latent attention's have their own).
+    """
+    for name, value in small.items():
+        if isinstance(value, float) and _EPSILON.search(name):
+            small[name] = max(value, _LEAST_EPSILON)
 
 
 def _trained_lengths(small: Fields) -> list[int]:

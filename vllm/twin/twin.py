@@ -216,7 +216,7 @@ def _limit(dtype: torch.dtype) -> float:
     GPUs' kernels may multiply float32 as TF32, with 13 bits less.
     """
     if current_platform.is_cpu():
-        return 64.0 if dtype == torch.float32 else 2.0
+        return 16.0 if dtype == torch.float32 else 2.0
     return 2.0**14 if dtype == torch.float32 else 4.0
 
 
