@@ -291,8 +291,8 @@ def _lengths(fields: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[int]
 
 
 def _raise_epsilons(small: Fields) -> None:
-    """Let each epsilon count beside a twin's activations, which are not as small as a model's: which
-    norms have it would not show, and matters (latent attention's have their own).
+    """Let each epsilon count beside a twin's activations, which are not as small as a model's: it
+    would not show which norms have it (latent attention's have their own).
     """
     for name, value in small.items():
         if isinstance(value, float) and _EPSILON.search(name):
