@@ -15,6 +15,7 @@ from transformers import (
     ApertusConfig,
     BloomConfig,
     Cohere2Config,
+    DeepseekV3Config,
     Ernie4_5_MoeConfig,
     FalconConfig,
     Gemma2Config,
@@ -70,6 +71,7 @@ _SCALES_OF_LAYERS = {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcas
         pytest.param(
             *(MiniMaxM2Config(**_MINIMAX_M2), "float32", "rounding"), marks=pytest.mark.long
         ),
+        (MiniMaxM2Config(), "float32", "rounding"),
         pytest.param(Gemma3nTextConfig(), "float32", "rounding", marks=pytest.mark.long),
         (Lfm2Config(**_LFM2), "float32", "rounding"),
         (Llama4TextConfig(num_hidden_layers=4), "bfloat16", "rounding"),
@@ -80,6 +82,7 @@ _SCALES_OF_LAYERS = {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcas
         ),
         (Ministral3Config(), "bfloat16", "bits"),
         (base_of("deepseek_v2").make({}), "float32", "rounding"),
+        (DeepseekV3Config(num_hidden_layers=4), "float32", "rounding"),
         (base_of("glm4_moe_lite").make({}), "float32", "rounding"),  # norms with two epsilons
         (base_of("gpt_oss").make({"rms_norm_eps": 1e-3}), "float32", "rounding"),
         pytest.param(OlmoeConfig(rms_norm_eps=1e-3), "float32", "rounding", marks=pytest.mark.long),

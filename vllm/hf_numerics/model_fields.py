@@ -44,6 +44,9 @@ def change_fields(vllm_config: VllmConfig) -> None:
     if not flags.has_hf_definition or flags.hf_compat == "exact":
         return
     config = vllm_config.model_config.hf_text_config
+    for name, value in _implied(config).items():
+        if getattr(config, name, None) is None:
+            setattr(config, name, value)
     taken = _values_taken(config)
     asked = {name: getattr(config, name) for name in taken if hasattr(config, name)}
     if changed := {name: one for name, one in asked.items() if one != taken[name]}:
@@ -66,6 +69,19 @@ def change_fields(vllm_config: VllmConfig) -> None:
 def asked_for(config: PreTrainedConfig, name: str) -> Any:
     """Return a field as the model's configuration has it; None if it has none."""
     return getattr(config, _KEPT, {}).get(name, getattr(config, name, None))
+
+
+def _implied(config: PreTrainedConfig) -> dict[str, Any]:
+    """Return fields that vLLM's class needs, and Transformers' saves a new model without: it computes
+    in one way.
+    """
+    if config.model_type == "deepseek_v3":
+        return {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+    if config.model_type == "minimax_m2":
+        part = config.rope_parameters.get("partial_rotary_factor", 1.0)
+        rotated = int(config.head_dim * part)
+        return {"scoring_func": "sigmoid", "use_routing_bias": True, "rotary_dim": rotated}
+    return {}
 
 
 def _values_taken(config: PreTrainedConfig) -> dict[str, Any]:
