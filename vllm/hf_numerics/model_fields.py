@@ -72,7 +72,7 @@ def asked_for(config: PreTrainedConfig, name: str) -> Any:
 
 
 def _implied(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return fields that vLLM's class needs, and that Transformers' saves a new model without, since
+    """Return fields that vLLM's class needs, and that Transformers saves a new model without, since
     it computes in one way.
     """
     if config.model_type == "deepseek_v3":
