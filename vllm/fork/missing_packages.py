@@ -56,11 +56,8 @@ def check_input_packages(vllm_config: VllmConfig) -> None:
     try:
         MultiModalBudget(vllm_config, MULTIMODAL_REGISTRY, enable_cache=False)
     except Exception as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, ModuleNotFoundError):
-            cause = cause.__cause__
-        if cause is not None and cause.name is not None:
-            raise ValueError(_sentence(config.architecture, _package_of(cause.name))) from None
+        if (package := _package_of(error)) is not None:
+            raise ValueError(_sentence(config.architecture, package)) from None
         # Not for want of a package: the engine says it at the same place.
 
 
@@ -71,8 +68,15 @@ def _sentence(architecture: str, package: str) -> str:
     )
 
 
-def _package_of(module: str) -> str:
-    return module.partition(".")[0]
+def _package_of(error: BaseException | None) -> str | None:
+    """Return the package for want of which an error was raised, by itself or by its cause:
+    Transformers' own error for a class of processors has no name.
+    """
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError) and error.name is not None:
+            return error.name.partition(".")[0]
+        error = error.__cause__
+    return None
 
 
 def _missing_package(args: EngineArgs) -> tuple[str, str] | None:
@@ -84,11 +88,10 @@ def _missing_package(args: EngineArgs) -> tuple[str, str] | None:
         try:
             if registered is not None:
                 registered.load_model_cls()
-        except ModuleNotFoundError as error:
-            if error.name is not None:
-                return architecture, _package_of(error.name)
-        except Exception:
-            continue  # not for want of a package: what vLLM has logged says more
+        except Exception as error:
+            if (package := _package_of(error)) is not None:
+                return architecture, package
+            # Not for want of a package: what vLLM has logged says more.
     return None
 
 

@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
 
+_OF_VLLM = "vllm"
+"""What vLLM's Transformers backend chooses."""
+
 
 def attn_implementation(model_config: ModelConfig) -> str | None:
-    """Return what ``hf_overrides`` says of it; None for Transformers' own choice."""
+    """Return what ``hf_overrides`` or config.json says; None for Transformers' own choice."""
     overrides = model_config.hf_overrides
-    return overrides.get("attn_implementation") if isinstance(overrides, dict) else None
+    if isinstance(overrides, dict) and "attn_implementation" in overrides:
+        return str(overrides["attn_implementation"])
+    found: str | None = getattr(model_config.hf_text_config, "_attn_implementation", None)
+    return found if found != _OF_VLLM else None

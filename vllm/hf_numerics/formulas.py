@@ -16,6 +16,7 @@ from vllm.fork.modules import replace_modules
 from vllm.hf_numerics.activations import by_request
 from vllm.hf_numerics.attention_layers import attention_layers
 from vllm.hf_numerics.attn_implementation import attn_implementation
+from vllm.hf_numerics.checkpoints import begin_with_hf_biases, use_hf_files
 from vllm.hf_numerics.epsilons import use_hf_epsilons
 from vllm.hf_numerics.model_fields import asked_for
 from vllm.hf_numerics.rotary import check_positions, takes_few_tokens_at_once, use_each_head
@@ -23,6 +24,7 @@ from vllm.hf_numerics.stablelm import use_stablelm2_layers
 from vllm.hf_numerics.windows import use_hf_windows
 from vllm.logger import init_logger
 from vllm.model_executor.layers.activation import GELU, XIELU
+from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.rotary_embedding import RotaryEmbedding
 from vllm.platforms import current_platform
 
@@ -49,6 +51,8 @@ def use_hf_formulas(model: nn.Module, vllm_config: VllmConfig) -> None:
         ValueError: see `check_positions`.
     """
     flags, model_config = ForkFlags.of(vllm_config), vllm_config.model_config
+    use_hf_files(model, vllm_config)
+    begin_with_hf_biases(model)
     # A twin's lengths are not the model's; a tower has positions of its own.
     if not model_config.is_multimodal_model and IS_TWIN not in vllm_config.additional_config:
         check_positions(model, model_config.max_model_len, flags.as_given)
@@ -67,6 +71,8 @@ def use_hf_formulas(model: nn.Module, vllm_config: VllmConfig) -> None:
         _use_bloom_gelu(model)
     elif config.model_type == "apertus":
         _use_dtype_of_model(model, vllm_config.model_config.dtype)
+    elif config.model_type == "falcon":
+        _add_biases_to_products(model)
     elif config.model_type == "gemma3n_text":
         _embed_each_layer(model, config)
     elif config.model_type == "gpt2":
@@ -118,6 +124,13 @@ def _use_bloom_gelu(model: nn.Module) -> None:
     for parent in model.modules():
         if isinstance(getattr(parent, "gelu_impl", None), GELU):
             parent.gelu_impl = BloomGELU()
+
+
+def _add_biases_to_products(model: nn.Module) -> None:
+    """vLLM's Falcon adds up a layer's products, and then their biases."""
+    for layer in model.modules():
+        if isinstance(layer, LinearBase):
+            layer.skip_bias_add = False
 
 
 def _embed_each_layer(model: Any, config: PreTrainedConfig) -> None:

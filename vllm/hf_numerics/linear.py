@@ -36,9 +36,6 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 from vllm.platforms import current_platform
 
-_CONV1D = {"gpt2"}
-"""Models of vLLM whose projections are ``Conv1D`` in Transformers."""
-
 
 class HFLinearMethod(ReadsWeights, UnquantizedLinearMethod):
     """vLLM's method without packed weights: they stay as loaded.
@@ -80,6 +77,15 @@ class HFConv1DMethod(ReadsWeights, UnquantizedLinearMethod):
         layer.cpu_linear = product
 
 
+class HFAddedBiasMethod(HFLinearMethod):
+    """The products of ``FalconLinear``, which rounds them before it adds the bias."""
+
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """As ``LinearMethodBase.apply``."""
+        product = super().apply(layer, x, None)
+        return product if bias is None else product + bias
+
+
 class HFEmbeddingMethod(ReadsWeights, UnquantizedEmbeddingMethod):
     """The same for the output embedding, whose packed copy vLLM keeps beside the weight.
 
@@ -101,6 +107,13 @@ def _keeps_one_product(layer: Any) -> bool:
     return weight.dtype == torch.float32 or weight.is_meta or weight.dim() != 2
 
 
+def _method_of(model_type: str) -> type[HFLinearMethod | HFConv1DMethod]:
+    """Return the method for the class that a model's projections have in Transformers."""
+    if model_type == "gpt2":
+        return HFConv1DMethod
+    return HFAddedBiasMethod if model_type == "falcon" else HFLinearMethod
+
+
 def use_plain_products(model: nn.Module, model_type: str) -> None:
     """Give every unquantised linear layer and embedding of `model` the methods above.
 
@@ -108,7 +121,7 @@ def use_plain_products(model: nn.Module, model_type: str) -> None:
         model: of vLLM.
         model_type: as Transformers' configuration has it.
     """
-    linear_method = HFConv1DMethod if model_type in _CONV1D else HFLinearMethod
+    linear_method = _method_of(model_type)
     for layer in model.modules():
         method = getattr(layer, "quant_method", None)
         if isinstance(layer, LinearBase) and type(method) is UnquantizedLinearMethod:

@@ -81,6 +81,12 @@ def _implied(config: PreTrainedConfig) -> dict[str, Any]:
         part = config.rope_parameters.get("partial_rotary_factor", 1.0)
         rotated = int(config.head_dim * part)
         return {"scoring_func": "sigmoid", "use_routing_bias": True, "rotary_dim": rotated}
+    if config.model_type == "glm4_moe_lite":
+        return {"first_k_dense_replace": [*config.mlp_layer_types, "sparse"].index("sparse")}
+    if config.model_type == "lfm2":
+        return {"conv_dim": config.hidden_size, "block_dim": config.hidden_size}
+    if config.model_type == "afmoe":
+        return {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1}
     return {}
 
 
@@ -92,4 +98,6 @@ def _values_taken(config: PreTrainedConfig) -> dict[str, Any]:
     if config.model_type in ("qwen2", "qwen3"):
         # By now it has decided layer_types, and Transformers does not look at it again.
         return {"max_window_layers": config.num_hidden_layers}
+    if config.model_type in ("deepseek_v2", "deepseek_v3"):
+        return {"moe_layer_freq": 1}  # a field that Transformers does not know
     return {}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.entrypoints.cli.types import CLISubcommand
 from vllm.parity.options import BOTH, COMPARE, RECORD, TWIN, add_options, check_options
+from vllm.parity.setting import check_model
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,7 +40,7 @@ class ParitySubcommand(CLISubcommand):
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # the tables are the output
         try:
             _run(args.words, args)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             raise SystemExit(f"vllm parity: {error}") from None
 
     def subparser_init(self, subparsers: argparse._SubParsersAction[Any]) -> FlexibleArgumentParser:
@@ -89,6 +90,8 @@ def _run(words: list[str], args: argparse.Namespace) -> None:
     names = words[1:] if command == RECORD else words
     if len(names) > 1:
         raise ValueError(f"there is one model at a time, not {' and '.join(names)}.")
+    for name in names:
+        check_model(name)
     dtypes = args.dtypes.split(",")
     setting = _setting(names, dtypes[0], args)
     if command == RECORD:
@@ -104,10 +107,11 @@ def _run(words: list[str], args: argparse.Namespace) -> None:
 
 
 def _run_twin(names: list[str], args: argparse.Namespace, console: Console) -> None:
-    from vllm.parity.definition import compare_definition, show_definition
+    from vllm.parity.definition import compare_definition, definition_as_json, show_definition
 
     if len(names) != 1:
         raise ValueError("twin takes one model: vllm parity twin MODEL.")
+    check_model(names[0])
     answer = compare_definition(
         names[0],
         dtype=args.dtypes,
@@ -115,9 +119,10 @@ def _run_twin(names: list[str], args: argparse.Namespace, console: Console) -> N
         max_model_len=args.max_model_len,
         remote_code=args.trust_remote_code,
     )
-    show_definition(answer, args.dtypes, console)
+    show_definition(answer, args.dtypes, args.upstream, console)
     if args.json:
-        args.json.write_text(answer.as_json() + "\n")
+        asked = names[0], args.dtypes, args.upstream, args.max_model_len
+        args.json.write_text(definition_as_json(answer, *asked) + "\n")
     if answer.finding.agreement not in ("bits", "rounding"):
         raise SystemExit(1)
 

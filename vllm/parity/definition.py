@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from pathlib import Path
+from importlib.metadata import version
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,8 +12,10 @@ from rich.table import Table
 from transformers import AutoConfig
 
 from vllm.fork.flags import ForkFlags
+from vllm.hf_numerics.exact_models import RULES
 from vllm.hf_numerics.unlike_models import check_long_texts
 from vllm.parity.setting import check_dtype
+from vllm.twin.finding import Finding
 from vllm.twin.process import Answer, Task, examine_elsewhere
 from vllm.twin.setting import EngineSetting
 
@@ -40,10 +43,6 @@ def compare_definition(
     check_dtype(dtype)
     if max_model_len is not None and max_model_len < 1:
         raise ValueError(f"--max-model-len {max_model_len} must be at least 1.")
-    if Path(model).is_file() or (_is_path(model) and not Path(model).is_dir()):
-        raise ValueError(
-            f"{model} is no folder: give one with a config.json, or a name on the Hub."
-        )
     try:
         config = AutoConfig.from_pretrained(model, trust_remote_code=remote_code)
     except (OSError, KeyError) as error:
@@ -55,21 +54,17 @@ def compare_definition(
     return examine_elsewhere(Task(config, setting, max_model_len or sys.maxsize, True))
 
 
-def _is_path(model: str) -> bool:
-    """Whether a name cannot be one on the Hub, which are NAME and OWNER/NAME."""
-    return model.startswith((".", "/", "~")) or model.count("/") > 1
-
-
-def show_definition(answer: Answer, dtype: str, console: Console) -> None:
+def show_definition(answer: Answer, dtype: str, is_upstream: bool, console: Console) -> None:
     """Print the modules and the finding.
 
     Args:
         answer: of `compare_definition`.
         dtype: that it was asked for.
+        is_upstream: likewise.
         console: to print to.
     """
     if answer.modules:
-        table = Table(title="modules of a small random model, float32, one text")
+        table = Table(title="modules of a small random model, float32, its longest text as a whole")
         for name in ("module", "relative difference", "bits"):
             table.add_column(name, justify="right" if name == "relative difference" else "left")
         for one in answer.modules:
@@ -77,5 +72,29 @@ def show_definition(answer: Answer, dtype: str, console: Console) -> None:
             bits = "equal" if one.is_equal else ""
             table.add_row(escape(one.name), f"{one.difference:.1e}", bits, style=style)
         console.print(table)
-    compared = answer.finding.dtype or dtype
-    console.print(escape(f"In {compared}: {answer.finding}."))
+    finding = answer.finding
+    place = "" if finding.agreement == "differs" else f"In {dtype}: "
+    console.print(escape(f"{place}{finding}."))
+    if finding.agreement == "differs" and not is_upstream:
+        console.print(escape(f"Use {_remedy(finding)}."))
+
+
+def _remedy(finding: Finding) -> str:
+    """Return with which arguments an engine starts."""
+    shorter = f"max_model_len={finding.agrees_up_to}, with which they agree, "
+    others = f'hf_compat="exact", or {RULES}'
+    return f"{shorter}{others}" if finding.agrees_up_to else others
+
+
+def definition_as_json(
+    answer: Answer, model: str, dtype: str, is_upstream: bool, max_model_len: int | None
+) -> str:
+    """Return an answer, and what it is the answer to."""
+    asked = {
+        "model": model,
+        "dtype": dtype,
+        "upstream": is_upstream,
+        "max_model_len": max_model_len,
+        "versions": {name: version(name) for name in ("vllm", "transformers", "torch")},
+    }
+    return json.dumps(asked | json.loads(answer.as_json()), indent=1)

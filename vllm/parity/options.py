@@ -78,14 +78,17 @@ def add_options(parser: FlexibleArgumentParser) -> None:
     for option in OPTIONS:
         if option.commands not in groups:
             groups[option.commands] = parser.add_argument_group(", ".join(option.commands))
-        groups[option.commands].add_argument(option.name, **option.arguments)
+        default = option.arguments.get("default")
+        said = option.arguments["help"] + (f" (default: {default})" if default else "")
+        groups[option.commands].add_argument(option.name, **option.arguments | {"help": said})
 
 
 def check_options(command: str, args: argparse.Namespace) -> None:
     """Check that a command takes what it was given.
 
     Raises:
-        ValueError: it does not; or it takes one dtype, and was given several.
+        ValueError: it does not; or it takes one dtype, and was given several; or a file would be
+            written into a folder that is not there.
     """
     for option in OPTIONS:
         if command not in option.commands and option.is_given(args):
@@ -93,3 +96,6 @@ def check_options(command: str, args: argparse.Namespace) -> None:
             raise ValueError(f"{option.name} is an option of {takers}, and not of {command}.")
     if command in (RECORD, TWIN) and "," in args.dtypes:
         raise ValueError(f"--dtypes {args.dtypes}: {command} takes one dtype at a time.")
+    for file in (args.json, args.html, args.output):
+        if file is not None and not file.parent.is_dir():
+            raise ValueError(f"{file} cannot be written: there is no folder {file.parent}.")

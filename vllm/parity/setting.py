@@ -35,6 +35,22 @@ def check_dtype(dtype: str) -> None:
         raise ValueError(f"dtype={dtype!r} is none of {', '.join(DTYPES)}.")
 
 
+def check_model(model: str) -> None:
+    """Check that a model is a folder with a configuration, or may be a name on the Hub.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    path = Path(model)
+    is_path = model.startswith((".", "/", "~")) or model.count("/") > 1  # a name is OWNER/NAME
+    if path.is_file() or (is_path and not path.is_dir()):
+        raise ValueError(
+            f"{model} is no folder: give one with a config.json, or a name on the Hub."
+        )
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise ValueError(f"{model} has no config.json: give a folder with one.")
+
+
 @dataclass(frozen=True)
 class Setting:
     """What both sides are asked.

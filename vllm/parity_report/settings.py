@@ -10,6 +10,7 @@ import torch
 
 from vllm.fork.cores import THREADS_BIND, chosen_threads
 from vllm.fork.flags import ForkFlags
+from vllm.hf_numerics.attn_implementation import attn_implementation
 from vllm.hf_numerics.engine_args import PYTORCH_THREADS
 from vllm.hf_numerics.exact_models import could_be_exact
 from vllm.platforms import current_platform
@@ -88,6 +89,12 @@ def _of_parts(vllm_config: VllmConfig) -> Iterator[Setting]:
     """Yield what changes how a product is taken apart."""
     if ForkFlags.of(vllm_config).split_qkv is False:
         yield Setting("split_qkv=False", "fused projections round otherwise than separate ones")
+    if (implementation := attn_implementation(vllm_config.model_config)) not in (None, "sdpa"):
+        yield Setting(
+            f"attn_implementation={implementation!r} (hf_overrides, or config.json)",
+            'the engine has the bits of "sdpa", which Transformers chooses by itself',
+            has_exact=True,
+        )
     parallel = vllm_config.parallel_config
     if parallel.tensor_parallel_size > 1:
         yield Setting(

@@ -110,6 +110,11 @@ def _first(fields: Fields, names: tuple[str, ...]) -> str | None:
     return next((name for name in names if isinstance(fields.get(name), int)), None)
 
 
+def _first_value(fields: Fields, names: tuple[str, ...]) -> int:
+    name = _first(fields, names)
+    return fields[name] if name else 1
+
+
 def _shrink_heads(small: Fields, names: tuple[str, ...], key_names: tuple[str, ...]) -> float:
     """Make heads few; return by what the width shrinks with them."""
     name = _first(small, names)
@@ -155,7 +160,7 @@ def _shrink_widths(small: Fields, ratio: float) -> None:
     for name in _present(small, _HIDDEN):
         exact = small[name] * ratio
         is_of_heads = _is_of_heads(small, small[name], ratio) and exact == int(exact)
-        free = min(_rounded(exact), MAX_WIDTH, small[name])
+        free = _shared_width(exact, small[name], _first_value(small, _HEADS))
         made[small[name]] = int(exact) if is_of_heads else free
         small[name] = made[small[name]]
     for name in _present(small, _WIDTHS):
@@ -184,6 +189,16 @@ def _width(width: int, ratio: float, made: dict[int, int]) -> int:
         ]
         made[width] = multiples[0] if multiples else min(_rounded(width * ratio), MAX_WIDTH, width)
     return made.get(width, width)
+
+
+def _shared_width(width: float, most: int, heads: int) -> int:
+    """Return about that width, a multiple of the heads, which configurations ask for, also where a
+    head has a size of its own.
+    """
+    multiple = math.lcm(_MULTIPLE, heads)
+    found = max(_MIN_WIDTH, math.ceil(width / multiple) * multiple)
+    most = min(MAX_WIDTH, most)
+    return found if found <= most else most // heads * heads
 
 
 def _rounded(width: float) -> int:
@@ -235,7 +250,8 @@ def _shrink_positions(small: Fields, max_model_len: int) -> None:
     passes = any(length < max_model_len for length in trained)
     most = max(lengths, default=0)
     factor = max([1.0, *(most / length for length in trained)])
-    stretch = max([factor, *(rope.get("factor") or 1.0 for rope in _ropes(small))])
+    factors = [own for rope in _ropes(small) if isinstance(own := rope.get("factor"), float | int)]
+    stretch = max(1.0, min(factors, default=factor))
     original = max(ORIGINAL_LENGTH, math.ceil(LONGEST_TEXT / stretch)) if passes else LONGEST_TEXT
     for name in _present(small, _POSITIONS):
         longest = small[name]

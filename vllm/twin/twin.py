@@ -8,9 +8,11 @@ from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from vllm.deterministic.guard import InexactOperationError
@@ -26,6 +28,10 @@ _SHORTEST = 16
 """Tokens that texts with their answers have room for, however few an engine takes."""
 
 
+_MAX_SAID = 400
+"""Characters of what an error says."""
+
+
 class NoTwin(ValueError):
     """A configuration that no twin can be made of; the sentence says why."""
 
@@ -34,7 +40,7 @@ class Stops(RuntimeError):
     """A side that ends in an error; the sentence names it."""
 
     def __init__(self, side: str, error: Exception) -> None:
-        super().__init__(f"{side} does not run its twin: {type(error).__name__}: {_said(error)}")
+        super().__init__(f"{side} does not run its twin: {_named_error(error)}")
 
 
 @contextmanager
@@ -46,10 +52,18 @@ def _named(side: str) -> Iterator[None]:
         raise Stops(side, error) from error
 
 
+def _named_error(error: Exception) -> str:
+    return f"{type(error).__name__}: {_said(error)}"
+
+
 def _said(error: Exception) -> str:
-    """Return what an error says; the line that it comes from if that is nothing."""
+    """Return what an error says, in one line; the line that it comes from if that is nothing."""
+    said = str(error)
+    if isinstance(error, ValidationError):
+        said = "; ".join(one["msg"] for one in error.errors())
     frames = traceback.extract_tb(error.__traceback__)
-    return str(error).strip().rstrip(".") or (frames[-1].line if frames else "") or ""
+    line = " ".join(said.split()) or (frames[-1].line if frames else "") or ""
+    return shorten(line, _MAX_SAID, placeholder=" ...").rstrip(".:")
 
 
 @dataclass(frozen=True)
@@ -138,19 +152,14 @@ def _remade(config: PreTrainedConfig, fields: Mapping[str, Any]) -> PreTrainedCo
     try:
         return type(config).from_dict(own)
     except Exception as error:  # of any class that a configuration checks itself with
-        raise NoTwin(f"its configuration cannot be made small: {_first_line(error)}") from None
+        raise NoTwin(f"its configuration cannot be made small: {_named_error(error)}") from None
 
 
 def _model_of(config: PreTrainedConfig, remote_code: bool, dtype: Any = None) -> Any:
     try:
         return AutoModelForCausalLM.from_config(config, trust_remote_code=remote_code, dtype=dtype)
     except Exception as error:  # whatever the class of a model asks for
-        raise NoTwin(f"Transformers makes no model of it: {_first_line(error)}") from None
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+        raise NoTwin(f"Transformers makes no model of it: {_named_error(error)}") from None
 
 
 @dataclass(frozen=True)
