@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from transformers import (
+    AfmoeConfig,
     ApertusConfig,
     BloomConfig,
     Cohere2Config,
@@ -21,6 +22,7 @@ from transformers import (
     Gemma2Config,
     Gemma3nTextConfig,
     Gemma3TextConfig,
+    Glm4MoeLiteConfig,
     GPT2Config,
     Lfm2Config,
     Llama4TextConfig,
@@ -59,6 +61,21 @@ _LFM2 = {
     "block_dim": 2048,
 }
 _MINIMAX_M2 = {"rotary_dim": 64, "scoring_func": "sigmoid", "use_routing_bias": True}
+_LESS_THAN_POSITIONS = {
+    "max_position_embeddings": 1024,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+    },
+}
+_THREE_HEADS_A_GROUP = {
+    "hidden_size": 384,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 8,
+    "head_dim": 32,
+}
 _SCALES_OF_LAYERS = {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True}
 
 
@@ -82,7 +99,13 @@ _SCALES_OF_LAYERS = {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcas
         ),
         (Ministral3Config(), "bfloat16", "bits"),
         (base_of("deepseek_v2").make({}), "float32", "rounding"),
-        (DeepseekV3Config(num_hidden_layers=4), "float32", "rounding"),
+        pytest.param(AfmoeConfig(), "float32", "rounding", marks=pytest.mark.long),
+        (DeepseekV3Config(num_hidden_layers=4, moe_layer_freq=2), "float32", "rounding"),
+        (FalconConfig(bias=True), "bfloat16", "bits"),
+        (Glm4MoeLiteConfig(), "float32", "rounding"),
+        pytest.param(Lfm2Config(), "bfloat16", "bits", marks=pytest.mark.long),
+        (LlamaConfig(**_LESS_THAN_POSITIONS), "float32", "rounding"),
+        (LlamaConfig(**_THREE_HEADS_A_GROUP), "bfloat16", "bits"),
         (base_of("glm4_moe_lite").make({}), "float32", "rounding"),  # norms with two epsilons
         (base_of("gpt_oss").make({"rms_norm_eps": 1e-3}), "float32", "rounding"),
         pytest.param(OlmoeConfig(rms_norm_eps=1e-3), "float32", "rounding", marks=pytest.mark.long),
@@ -99,6 +122,9 @@ _SCALES_OF_LAYERS = {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcas
             *(StableLmConfig(qk_layernorm=True), "bfloat16", "bits"), marks=pytest.mark.long
         ),
         (PhimoeConfig(attention_bias=True, lm_head_bias=True), "float32", "rounding"),
+        pytest.param(
+            PhimoeConfig(attention_bias=False), "float32", "rounding", marks=pytest.mark.long
+        ),
         (Qwen2Config(**_WINDOWS, max_window_layers=2), "bfloat16", "bits"),
         (Qwen2MoeConfig(**_WINDOWS, max_window_layers=4), "bfloat16", "bits"),
         (Qwen3Config(**_WINDOWS, max_window_layers=4, layer_types=_TURNS), "bfloat16", "bits"),
