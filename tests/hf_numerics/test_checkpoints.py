@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.loaded_models import engine_config, model_of
+from vllm.fork.checkpoint_files import use_hf_files
 from vllm.hf_numerics.attn_implementation import attn_implementation
 
 SIZES = {
@@ -76,6 +77,17 @@ def test_parts_of_an_index_are_read(folder: Path, one_rank: None) -> None:
     assert torch.equal(loaded(folder).model.norm.weight, weights["model.norm.weight"])
 
 
+def test_files_are_those_of_the_checkpoint_that_is_read(folder: Path, tmp_path: Path) -> None:
+    """New weights may come from a folder of another form."""
+    config: Any = engine_config(folder, hf_compat="rules", skip_tokenizer_init=True)
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    model = torch.nn.Module()
+    for checkpoint, expected in ((None, [WHOLE]), (str(parts), None), (str(folder), [WHOLE])):
+        use_hf_files(model, config, checkpoint)
+        assert model.allow_patterns_overrides == expected
+
+
 @pytest.mark.parametrize("name", ["k_proj", "o_proj"])
 def test_a_bias_that_is_missing_is_zero(
     name: str, folder: Path, one_rank: None, memory_of_nan: None
@@ -102,3 +114,6 @@ def test_attention_that_the_configuration_names(key: str, folder: Path) -> None:
         engine_config(folder, hf_compat="strict", skip_tokenizer_init=True)
     sdpa: Any = {"hf_overrides": {"attn_implementation": "sdpa"}}
     engine_config(folder, hf_compat="strict", skip_tokenizer_init=True, **sdpa)
+    own: Any = {"hf_overrides": {"attn_implementation": None}}
+    config = engine_config(folder, hf_compat=True, skip_tokenizer_init=True, **own).model_config
+    assert attn_implementation(config) is None

@@ -44,10 +44,7 @@ def test_it_is_a_command_of_vllm() -> None:
         (["twin", "a", "--max-model-len", "0"], "--max-model-len 0 must be at least 1"),
         (["twin", "./no/such"], "./no/such is no folder"),
         (["twin", __file__], "is no folder: give one with a config.json"),
-        (
-            ["twin", "a", "--html", "b"],
-            "--html is an option of .*, and not of vllm parity tw",
-        ),
+        (["twin", "a", "--html", "b"], "--html is an option of .*, and not of vllm parity twin"),
         (["compare", "a", "b", "--dtypes", "float32"], "--dtypes is an option of"),
         (["a", "--upstream"], r"option of vllm parity twin, and not of vllm parity \[MODEL\]"),
         (["record", "--dtypes", "float32,bfloat16"], "record takes one dtype at a time"),

@@ -15,6 +15,7 @@ def attn_implementation(model_config: ModelConfig) -> str | None:
     """Return what ``hf_overrides`` or config.json says; None for Transformers' own choice."""
     overrides = model_config.hf_overrides
     if isinstance(overrides, dict) and "attn_implementation" in overrides:
-        return str(overrides["attn_implementation"])
-    found: str | None = getattr(model_config.hf_text_config, "_attn_implementation", None)
+        found: str | None = overrides["attn_implementation"]
+        return found
+    found = getattr(model_config.hf_text_config, "_attn_implementation", None)
     return found if found != _OF_VLLM else None

@@ -16,7 +16,7 @@ from vllm.fork.modules import replace_modules
 from vllm.hf_numerics.activations import by_request
 from vllm.hf_numerics.attention_layers import attention_layers
 from vllm.hf_numerics.attn_implementation import attn_implementation
-from vllm.hf_numerics.checkpoints import begin_with_hf_biases, use_hf_files
+from vllm.hf_numerics.checkpoints import begin_with_hf_biases
 from vllm.hf_numerics.epsilons import use_hf_epsilons
 from vllm.hf_numerics.model_fields import asked_for
 from vllm.hf_numerics.rotary import check_positions, takes_few_tokens_at_once, use_each_head
@@ -51,7 +51,6 @@ def use_hf_formulas(model: nn.Module, vllm_config: VllmConfig) -> None:
         ValueError: see `check_positions`.
     """
     flags, model_config = ForkFlags.of(vllm_config), vllm_config.model_config
-    use_hf_files(model, vllm_config)
     begin_with_hf_biases(model)
     # A twin's lengths are not the model's; a tower has positions of its own.
     if not model_config.is_multimodal_model and IS_TWIN not in vllm_config.additional_config:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from vllm.fork.checkpoint_files import use_hf_files
 from vllm.fork.flags import ForkFlags
 from vllm.hf_numerics.formulas import use_hf_formulas
 from vllm.hf_numerics.layers import use_hf_layers
@@ -26,6 +27,7 @@ def prepare_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
     """
     flags = ForkFlags.of(vllm_config)
     if flags.has_hf_definition:
+        use_hf_files(model, vllm_config)
         use_hf_formulas(model, vllm_config)
     if flags.is_portable:
         # Not before a model is made: models import what imports this module.

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from vllm.parity.setting import Setting
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+_COMMANDS = {"compare": COMPARE, "record": RECORD, "twin": TWIN}
 _DESCRIPTION = """Run a model in Hugging Face Transformers and in this vLLM, and tell where the
 answers part and why. Without arguments: the bundled model.
 
@@ -72,7 +73,7 @@ def _run(words: list[str], args: argparse.Namespace) -> None:
 
     transformers_logging.set_verbosity_error()
     console = Console()
-    command = {"compare": COMPARE, "record": RECORD, "twin": TWIN}.get("".join(words[:1]), BOTH)
+    command = _COMMANDS.get(words[0], BOTH) if words else BOTH
     check_options(command, args)
     if command == COMPARE:
         if len(words) != 3:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from importlib.metadata import version
 
 from rich.console import Console
 from rich.markup import escape
@@ -14,6 +13,7 @@ from transformers import AutoConfig
 from vllm.fork.flags import ForkFlags
 from vllm.hf_numerics.exact_models import RULES
 from vllm.hf_numerics.unlike_models import check_long_texts
+from vllm.parity.machine import machine
 from vllm.parity.setting import check_dtype
 from vllm.twin.finding import Finding
 from vllm.twin.process import Answer, Task, examine_elsewhere
@@ -95,6 +95,6 @@ def definition_as_json(
         "dtype": dtype,
         "upstream": is_upstream,
         "max_model_len": max_model_len,
-        "versions": {name: version(name) for name in ("vllm", "transformers", "torch")},
+        "machine": machine(),
     }
     return json.dumps(asked | json.loads(answer.as_json()), indent=1)

@@ -195,14 +195,13 @@ def _shared_width(width: float, most: int, heads: int) -> int:
     """Return about that width, a multiple of the heads, which configurations ask for, also where a
     head has a size of its own.
     """
-    multiple = math.lcm(_MULTIPLE, heads)
-    found = max(_MIN_WIDTH, math.ceil(width / multiple) * multiple)
+    found = _rounded(width, math.lcm(_MULTIPLE, heads))
     most = min(MAX_WIDTH, most)
     return found if found <= most else most // heads * heads
 
 
-def _rounded(width: float) -> int:
-    return max(_MIN_WIDTH, math.ceil(width / _MULTIPLE) * _MULTIPLE)
+def _rounded(width: float, multiple: int = _MULTIPLE) -> int:
+    return max(_MIN_WIDTH, math.ceil(width / multiple) * multiple)
 
 
 def _each(value: Any, change: Callable[[int], int]) -> Any:

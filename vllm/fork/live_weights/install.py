@@ -7,6 +7,7 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from vllm.fork.checkpoint_files import use_hf_files
 from vllm.fork.flags import ForkFlags
 from vllm.fork.live_weights.arguments import RECEIPTS, named
 from vllm.fork.live_weights.model import LiveWeights
@@ -49,10 +50,12 @@ def let_weights_change(runner: GPUModelRunner) -> None:
                 "start a new engine with the new weights.",
             )
         return
-    runner.reload_weights = _in_checkpoint_format(runner.reload_weights)
+    runner.reload_weights = _in_checkpoint_format(runner)
 
 
-def _in_checkpoint_format(reload: Callable[..., None]) -> Callable[..., None]:
+def _in_checkpoint_format(runner: GPUModelRunner) -> Callable[..., None]:
+    reload = runner.reload_weights
+
     @wraps(reload)
     def reload_weights(*args: Any, **kwargs: Any) -> None:
         if not kwargs.get("is_checkpoint_format", len(args) < 3 or args[2]):
@@ -60,7 +63,10 @@ def _in_checkpoint_format(reload: Callable[..., None]) -> Callable[..., None]:
                 "reload_weights(is_checkpoint_format=False) writes into parameters by itself, and "
                 "layers keep what was made of them: give the weights as a checkpoint has them."
             )
-        _check_folder(kwargs.get("weights_path", args[1] if len(args) > 1 else None))
+        checkpoint = kwargs.get("weights_path", args[1] if len(args) > 1 else None)
+        _check_folder(checkpoint)
+        if ForkFlags.of(runner.vllm_config).has_hf_definition:
+            use_hf_files(runner.get_model(), runner.vllm_config, checkpoint)
         reload(*args, **kwargs)
 
     return reload_weights
