@@ -15,7 +15,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-com
 # kernels on this machine's CPU, the checks of the installation.
 FAST_TESTS := $(addprefix tests/, $(addprefix hf_compat/test_, body.py defaults.py draws.py \
 	generate.py kv_copy_on_write.py processors.py refusals.py scheduler.py) \
-	$(addprefix hf_numerics/test_, attention.py linear.py model_attention.py) $(addprefix deterministic/test_, attach.py \
+	$(addprefix hf_layers/test_, attention.py linear.py model_attention.py) $(addprefix deterministic/test_, attach.py \
 	attach_layers.py attach_refusals.py lora.py) $(addprefix kernels/, logits/test_draw_tokens.py \
 	logits/test_mark_seen_tokens.py attention/test_paged_sdpa.py \
 	attention/test_portable_attention.py rows/test_portable_functions.py \
@@ -71,7 +71,7 @@ demo: plan $(INSTALLED)  ## compare Hugging Face and this vLLM on the bundled mo
 # machine for themselves. Threads that wait leave their core to others. A process that crashes ends
 # the run: with another in its place pytest-xdist waits for ever.
 TWO_AT_A_TIME := $(addprefix tests/,docs scale_out live_weights bulk receipts fork upstream parity distribution kernels \
-	hf_compat hf_numerics deterministic hf_exact twin parity_report models benchmarks structure)
+	hf_compat hf_layers deterministic hf_exact twin parity_report models benchmarks structure)
 test: plan dev  ## all tests but the longest
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 	--max-worker-restart=0 $(TWO_AT_A_TIME)
@@ -89,7 +89,7 @@ wheel: plan $(BIN)/python  ## one wheel to carry to other machines, and its hash
 
 # The property, seed, beam, speculation, fuzz and exactness tests at full length, and of all others
 # what is marked as long.
-LENGTHENED := $(addprefix tests/, hf_exact hf_numerics live_weights upstream docs bulk receipts scale_out \
+LENGTHENED := $(addprefix tests/, hf_exact hf_layers live_weights upstream docs bulk receipts scale_out \
 	$(addprefix hf_compat/test_, generate.py long_parameters.py speculation.py beams.py) \
 	$(addprefix server/test_, fuzz.py soak.py stop_strings.py))
 test-long: plan dev  ## the longest tests: four hours or more

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import environment
-from vllm.fork_ops import has_prompt_order, has_token_attention, paged_sdpa, prompt_sdpa
+from vllm.fork_kernels import has_prompt_order, has_token_attention, paged_sdpa, prompt_sdpa
 
 # Requests, tokens of each, heads, heads of keys, size of a head.
 TOKENS = [

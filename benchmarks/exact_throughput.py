@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.bundled import BUNDLED_MODEL
 from vllm import LLM, SamplingParams
-from vllm.fork.torch_switches import with_fresh_switches
+from vllm.fork.startup.torch_switches import with_fresh_switches
 
 NUM_TOKENS = 128
 

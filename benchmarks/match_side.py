@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 from benchmarks.match_report import KINDS
 from tests.reference import prompt_ids
 from vllm import LLM, SamplingParams
-from vllm.fork.torch_switches import use_fresh_switches
+from vllm.fork.startup.torch_switches import use_fresh_switches
 from vllm.parity.recording import SIDES, logits_digests
 from vllm.parity.sides import FLAGS
 

@@ -5,7 +5,8 @@ have seen ``history`` tokens, half prompt and half output, and one new token a r
 
 * upstream: ``vllm.v1.sample.ops.penalties.apply_all_penalties`` as the sampler calls it, which
   turns the lists of output tokens into a tensor and counts tokens anew at every step;
-* fork: ``vllm.fork_ops``, which marks the new token of each request and penalizes what is marked.
+* fork: ``vllm.fork_kernels``, which marks the new token of each request and penalizes what is
+  marked.
 
 The two are timed alternately in one process, so that a slow moment of the machine hits both. With
 only the repetition penalty asked for, both give the same logits up to the rounding of upstream's
@@ -27,8 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import environment, wait_for_gpu
-from vllm import fork_ops
-from vllm.fork_ops import library
+from vllm import fork_kernels
+from vllm.fork_kernels import library
 from vllm.v1.sample.ops.penalties import apply_all_penalties
 
 PENALTY = 1.1
@@ -61,8 +62,8 @@ class Case:
 
     def fork_step(self, logits: torch.Tensor) -> torch.Tensor:
         """One new token a request, then the penalty of all that were seen."""
-        fork_ops.mark_seen_tokens(self.seen, self.slots, self.new_token_ids)
-        fork_ops.apply_repetition_penalty(logits, self.seen, self.slots, self.numbers)
+        fork_kernels.mark_seen_tokens(self.seen, self.slots, self.new_token_ids)
+        fork_kernels.apply_repetition_penalty(logits, self.seen, self.slots, self.numbers)
         return logits
 
 
@@ -85,9 +86,9 @@ def make_case(batch: int, vocab: int, history: int, device: torch.device, seed: 
     tokens = torch.randint(0, vocab, (batch, history), generator=generator)
     prompt, output = tokens.split([history // 2, history - history // 2], dim=1)
     slots = torch.arange(batch, dtype=torch.int32)
-    seen = torch.zeros(batch, fork_ops.num_mask_words(vocab), dtype=torch.int32, device=device)
+    seen = torch.zeros(batch, fork_kernels.num_mask_words(vocab), dtype=torch.int32, device=device)
     before = tokens[:, :-1]
-    fork_ops.mark_seen_tokens(
+    fork_kernels.mark_seen_tokens(
         seen,
         slots.repeat_interleave(before.shape[1]).to(device),
         before.flatten().to(device),

@@ -1,10 +1,10 @@
 """How long do the portable operations take, beside PyTorch's own of the same shape?
 
-The operations with portable bits (``vllm.fork_ops.portable_*``) and PyTorch's are timed alternately
-in one process, so that a slow moment of the machine hits both; the shapes are those of a model with
-4,096 hidden elements and heads of 128. PyTorch's attention gets keys and values in one piece, the
-portable one reads them from a paged cache. That both compute the same is checked first, within the
-error of bfloat16. Run it in the environment in which the distribution is installed:
+The operations with portable bits (``vllm.fork_kernels.portable``) and PyTorch's are timed
+alternately in one process, so that a slow moment of the machine hits both; the shapes are those of
+a model with 4,096 hidden elements and heads of 128. PyTorch's attention gets keys and values in one
+piece, the portable one reads them from a paged cache. That both compute the same is checked first,
+within the error of bfloat16. Run it in the environment in which the distribution is installed:
 
     python -m benchmarks.portable_operations --json portable_operations.json
 """
@@ -22,14 +22,14 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import environment
-from vllm.fork_ops.portable_attention import (
+from vllm.fork_kernels.portable.attention import (
     attention_cache_shape,
     portable_append,
     portable_attention,
 )
-from vllm.fork_ops.portable_functions import Function, portable_gated
-from vllm.fork_ops.portable_logits import portable_log_softmax
-from vllm.fork_ops.portable_norm import portable_rms_norm
+from vllm.fork_kernels.portable.functions import Function, portable_gated
+from vllm.fork_kernels.portable.logits import portable_log_softmax
+from vllm.fork_kernels.portable.norm import portable_rms_norm
 
 HIDDEN, INTERMEDIATE, VOCAB = 4096, 11008, 128256
 HEAD_SIZE, BLOCK_SIZE = 128, 32

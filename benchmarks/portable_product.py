@@ -2,7 +2,7 @@
 
     python -m benchmarks.portable_product [--json FILE]
 
-* ours: ``vllm.fork_ops.portable_product`` with bfloat16 activations, weight and result;
+* ours: ``vllm.fork_kernels.portable.product`` with bfloat16 activations, weight and result;
 * bf16: ``torch.nn.functional.linear`` of the same;
 * packed: the same product of oneDNN with a weight that was reordered for it once, which is
   what upstream's CPU backend does at load time; where PyTorch has that;
@@ -32,7 +32,7 @@ from torch.nn import functional
 from tqdm.auto import tqdm
 
 from benchmarks.machine import environment
-from vllm.fork_ops.portable_product import (
+from vllm.fork_kernels.portable.product import (
     PackedWeight,
     channel_statistics,
     equalising_exponents,

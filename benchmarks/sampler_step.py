@@ -37,7 +37,7 @@ from transformers import GenerationConfig, LlamaConfig
 from benchmarks.machine import environment, wait_for_gpu
 from vllm import SamplingParams
 from vllm.hf_compat.frontend import Frontend
-from vllm.hf_compat.sampler import HFSampler
+from vllm.hf_compat.logits.sampler import HFSampler
 from vllm.v1.sample.logits_processor import build_logitsprocs
 from vllm.v1.sample.sampler import Sampler
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch

@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 from benchmarks.bundled import BUNDLED_MODEL
 from tests.reference import generate, prompt_ids
 from vllm import LLM, SamplingParams
-from vllm.fork.torch_switches import with_fresh_switches
+from vllm.fork.startup.torch_switches import with_fresh_switches
 
 PENALTIES = (1.0, 1.2)
 MAX_NEW_TOKENS = 96

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from distribution.nvcc import PACKAGES as NVCC_PACKAGES
 from distribution.pins import Pin
 
-XFORMERS = ["xformers>=0.0.35"]  # for vllm/v1/attention/backends/xformers.py
+XFORMERS = ["xformers>=0.0.35"]  # for vllm/fork/xformers_backend.py
 
 # For this project's own tests, checks and tools; the examples need nothing more than vLLM does,
 # but name what they import.
@@ -46,7 +46,7 @@ DEV = [
 EVAL = ["lm_eval[hf]>=0.4.13", "matplotlib"]  # for benchmarks/lm_eval_parity.py, and plots
 OWN = ["rich"]
 # Of what upstream requires: hf_compat follows one release of generate(), see
-# vllm/fork/transformers_release.py.
+# vllm/fork/startup/transformers_release.py.
 NARROWER = {"transformers": "transformers>=5.19"}
 
 

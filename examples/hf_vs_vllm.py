@@ -39,7 +39,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from vllm import LLM, SamplingParams
-from vllm.fork.torch_switches import with_fresh_switches
+from vllm.fork.startup.torch_switches import with_fresh_switches
 from vllm.parity.differences import first_difference
 from vllm.parity.setting import PROMPTS as PARITY_PROMPTS
 

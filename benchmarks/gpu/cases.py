@@ -16,17 +16,17 @@ import torch
 
 from benchmarks.gpu.shapes import SHAPES, linear_shapes
 from vllm.deterministic.self_check import Numbers
-from vllm.fork_ops.portable_attention import (
+from vllm.fork_kernels.portable.attention import (
     attention_cache_shape,
     portable_append,
     portable_attention,
 )
-from vllm.fork_ops.portable_functions import Function, portable_gated
-from vllm.fork_ops.portable_logits import portable_argmax, portable_log_softmax, portable_top_k
-from vllm.fork_ops.portable_norm import portable_rms_norm
-from vllm.fork_ops.portable_product import PackedWeight, portable_product, unpack_weight
-from vllm.fork_ops.portable_rotary import portable_rotate, rotary_frequencies, rotary_table
-from vllm.fork_ops.portable_sampling import portable_draw, portable_filter
+from vllm.fork_kernels.portable.functions import Function, portable_gated
+from vllm.fork_kernels.portable.logits import portable_argmax, portable_log_softmax, portable_top_k
+from vllm.fork_kernels.portable.norm import portable_rms_norm
+from vllm.fork_kernels.portable.product import PackedWeight, portable_product, unpack_weight
+from vllm.fork_kernels.portable.rotary import portable_rotate, rotary_frequencies, rotary_table
+from vllm.fork_kernels.portable.sampling import portable_draw, portable_filter
 
 ROWS = (1, 5, 8, 16, 17, 32, 64, 65, 96, 97, 200, 1537, 3000)
 """Around the sizes of tiles, and more than are multiplied at once."""

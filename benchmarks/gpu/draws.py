@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from vllm import fork_ops
-from vllm.hf_compat.cpu_draws import draw_on_cpu
-from vllm.hf_compat.draws import DrawSource
-from vllm.hf_compat.generator_draws import draw_with_generators
+from vllm import fork_kernels
+from vllm.hf_compat.logits.cpu_draws import draw_on_cpu
+from vllm.hf_compat.logits.draws import DrawSource
+from vllm.hf_compat.logits.generator_draws import draw_with_generators
 
 STEPS = 8
 SEEDS = (0, 7, 2**31 + 5)
@@ -53,9 +53,9 @@ def penalties(device: torch.device) -> Found:
             logits, tokens = logits.to(device), tokens.to(device)
             expected = RepetitionPenaltyLogitsProcessor(penalty)(tokens, logits.clone())
             slots = torch.arange(6, dtype=torch.int32, device=device)
-            words = fork_ops.num_mask_words(vocabulary)
+            words = fork_kernels.num_mask_words(vocabulary)
             seen = torch.zeros(6, words, dtype=torch.int32, device=device)
-            fork_ops.mark_seen_tokens(seen, slots.repeat_interleave(200), tokens.flatten())
+            fork_kernels.mark_seen_tokens(seen, slots.repeat_interleave(200), tokens.flatten())
             factors = torch.full((6,), penalty, dtype=torch.float64, device=device)
-            fork_ops.apply_repetition_penalty(logits, seen, slots, factors)
+            fork_kernels.apply_repetition_penalty(logits, seen, slots, factors)
             yield f"penalty {penalty}, {vocabulary}", logits, expected

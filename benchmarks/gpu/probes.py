@@ -70,8 +70,8 @@ def weak_reference() -> bool:
 def early_kernels() -> bool:
     """Whether a norm and the product that takes its digits have their bits in a graph."""
     from vllm.deterministic.self_check import Numbers
-    from vllm.fork_ops.portable_norm import portable_rms_norm
-    from vllm.fork_ops.portable_product import portable_product
+    from vllm.fork_kernels.portable.norm import portable_rms_norm
+    from vllm.fork_kernels.portable.product import portable_product
 
     def on(device: str) -> Callable[[], torch.Tensor]:
         numbers = Numbers(device)
@@ -83,7 +83,7 @@ def early_kernels() -> bool:
 
 def launches() -> str:
     """Say whether kernels begin early, and if not, why."""
-    from vllm.fork_ops.dependent_launches import dependent_launches
+    from vllm.fork_kernels.dependent_launches import dependent_launches
 
     try:
         return dependent_launches("cuda")

@@ -32,9 +32,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.gpu.cases import paged_cache
 from benchmarks.gpu.shapes import SHAPES, linear_shapes
-from vllm.fork_ops.portable_attention import portable_attention
-from vllm.fork_ops.portable_norm import portable_rms_norm
-from vllm.fork_ops.portable_product import (
+from vllm.fork_kernels.portable.attention import portable_attention
+from vllm.fork_kernels.portable.norm import portable_rms_norm
+from vllm.fork_kernels.portable.product import (
     PackedWeight,
     channel_statistics,
     equalising_exponents,

@@ -1,5 +1,5 @@
 // What operators of this library are made of, for those that call several: see the modules of
-// vllm/fork_ops. Each checks its arguments as the operator does.
+// vllm/fork_kernels. Each checks its arguments as the operator does.
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>

@@ -1,4 +1,4 @@
-// The ops of torch.ops.vllm_fork. Python documents them: the modules of vllm/fork_ops.
+// The ops of torch.ops.vllm_fork. Python documents them: the modules of vllm/fork_kernels.
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(vllm_fork, library) {

@@ -1,4 +1,4 @@
-// Orders of sums as Python gives them: see SumOrder in vllm/fork_ops/ordered_products.py.
+// Orders of sums as Python gives them: see SumOrder in vllm/fork_kernels/torch_order/ordered_products.py.
 #pragma once
 
 #include <cstdint>

@@ -14,14 +14,14 @@ from vllm.deterministic.attached.linear import PortableHead, PortableLinear, pac
 from vllm.deterministic.attached.norm import PortableRMSNorm, portable_norm
 from vllm.deterministic.attached.rotary import PortableRotaryEmbedding
 from vllm.deterministic.attached.sample import sample_rows
-from vllm.fork_ops.portable_functions import Function, portable_gated, portable_map
-from vllm.fork_ops.portable_product import (
+from vllm.fork_kernels.portable.functions import Function, portable_gated, portable_map
+from vllm.fork_kernels.portable.product import (
     channel_statistics,
     equalising_exponents,
     pack_weight,
     portable_product,
 )
-from vllm.fork_ops.portable_rotary import rotary_frequencies
+from vllm.fork_kernels.portable.rotary import rotary_frequencies
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from tests.deterministic.models import (
     token_ids,
 )
 from vllm.deterministic import attach, token_log_probs
-from vllm.fork_ops.portable_logits import portable_log_softmax
+from vllm.fork_kernels.portable.logits import portable_log_softmax
 
 NO_DROPOUT: dict[str, dict[str, Any]] = {
     "gpt2": {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0},

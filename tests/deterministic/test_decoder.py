@@ -23,7 +23,7 @@ from vllm.deterministic.decoder import PortableDecoder
 from vllm.deterministic.decoder_layers import computable_layers
 from vllm.deterministic.guard import only_exact_operations
 from vllm.fork.live_weights.install import let_weights_change
-from vllm.fork_ops.portable_decoder import portable_decoder_layers
+from vllm.fork_kernels.portable.decoder import portable_decoder_layers
 from vllm.forward_context import set_forward_context
 
 __all__ = ["load_model"]

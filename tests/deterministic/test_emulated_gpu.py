@@ -28,7 +28,7 @@ from vllm.deterministic import attach
 from vllm.deterministic.sampler import PortableSampler
 from vllm.deterministic.self_check import EXPECTED, digests
 from vllm.fork.speculation import DraftChecker
-from vllm.fork_ops.dependent_launches import dependent_launches
+from vllm.fork_kernels.dependent_launches import dependent_launches
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
@@ -300,7 +300,7 @@ def test_steps_can_be_cuda_graphs(emulated_library: Path, tmp_path: Path) -> Non
 
 PRODUCT = """
 import sys, torch
-from vllm.fork_ops import library
+from vllm.fork_kernels import library
 assert library.load()
 torch.ops.load_library(sys.argv[1])
 generator = torch.Generator().manual_seed(0)

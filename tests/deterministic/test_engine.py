@@ -21,7 +21,7 @@ from benchmarks.determinism_side import digest, texts
 from tests.engines import MODEL, ROOT, bundled_engine
 from vllm import SamplingParams
 from vllm.deterministic import attach
-from vllm.fork_ops.portable_sampling import portable_draw, portable_filter
+from vllm.fork_kernels.portable.sampling import portable_draw, portable_filter
 
 if TYPE_CHECKING:
     from vllm import LLM

@@ -11,7 +11,7 @@ from tests.engines import MODEL
 from vllm.config import VllmConfig
 from vllm.deterministic.engine_args import prepare_engine_args
 from vllm.engine.arg_utils import EngineArgs
-from vllm.fork.flags import ForkFlags
+from vllm.fork.flags.fork_flags import ForkFlags
 
 
 def engine_config(**arguments: Any) -> VllmConfig:

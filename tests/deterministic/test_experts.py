@@ -17,8 +17,8 @@ from tools.make_random_model import make_random_model
 from vllm.deterministic.equalisation import exponents_of_columns, exponents_of_rows
 from vllm.deterministic.mixtures.experts import PackedExperts, weighted_sums
 from vllm.deterministic.mixtures.routing import route
-from vllm.fork_ops.portable_functions import Function
-from vllm.fork_ops.portable_product import pack_weight, sum_partials
+from vllm.fork_kernels.portable.functions import Function
+from vllm.fork_kernels.portable.product import pack_weight, sum_partials
 
 if TYPE_CHECKING:
     from vllm import LLM

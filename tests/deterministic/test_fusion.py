@@ -9,7 +9,7 @@ import torch
 
 from vllm.deterministic import fusion
 from vllm.deterministic.fusion import Rotator, Source, attends, fused_products, takes
-from vllm.fork_ops.portable_product import PackedWeight, pack_weight
+from vllm.fork_kernels.portable.product import PackedWeight, pack_weight
 
 CPU = torch.device("cpu")
 

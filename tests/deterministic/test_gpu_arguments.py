@@ -12,10 +12,10 @@ from tests.engines import MODEL
 from vllm.config import CompilationMode, CUDAGraphMode
 from vllm.deterministic import engine_args
 from vllm.engine.arg_utils import EngineArgs
-from vllm.fork.flags import ForkFlags
-from vllm.hf_numerics import engine_args as hf_engine_args
-from vllm.hf_numerics import single_row_products
-from vllm.hf_numerics.single_row_products import RowPlan
+from vllm.fork.flags.fork_flags import ForkFlags
+from vllm.hf_layers.engine import engine_args as hf_engine_args
+from vllm.hf_layers.products import single_row_products
+from vllm.hf_layers.products.single_row_products import RowPlan
 from vllm.platforms.interface import UnspecifiedPlatform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 

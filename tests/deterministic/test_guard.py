@@ -15,8 +15,8 @@ from vllm.deterministic.guard import (
     only_exact_operations,
     only_exact_operations_of,
 )
-from vllm.fork_ops.portable_functions import Function, portable_map
-from vllm.fork_ops.seen_tokens import apply_repetition_penalty
+from vllm.fork_kernels.logits.seen_tokens import apply_repetition_penalty
+from vllm.fork_kernels.portable.functions import Function, portable_map
 
 X = torch.arange(12, dtype=torch.bfloat16).view(3, 4) - 5
 HEADS = X.view(1, 1, 3, 4)
@@ -130,7 +130,7 @@ def operators_with_tensors() -> set[str]:
 
 
 def operators_of_deterministic_layers() -> set[str]:
-    """Return those that are named in modules of fork_ops which deterministic mode imports.
+    """Return those that are named in modules of fork_kernels which deterministic mode imports.
 
     Where an operator may make digits beside its result, its name alone is there.
     """
@@ -138,10 +138,10 @@ def operators_of_deterministic_layers() -> set[str]:
     reached = {name for name in known if name.startswith("vllm.deterministic.")}
     waiting = list(reached)
     while waiting:
-        new = {one for one in imports_of(waiting.pop(), known) if "fork_ops." in one} - reached
+        new = {one for one in imports_of(waiting.pop(), known) if "fork_kernels." in one} - reached
         reached |= new
         waiting += new
-    texts = [known[name].read_text() for name in reached if "fork_ops." in name]
+    texts = [known[name].read_text() for name in reached if "fork_kernels." in name]
     words = {word for text in texts for word in re.findall(r"\w+", text)}
     return operators_with_tensors() & {made for w in words for made in (w, f"{w}_digits")}
 

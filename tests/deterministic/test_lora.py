@@ -23,7 +23,7 @@ from tests.kernels.product.portable_product_reference import (
     sums_of,
     with_bias,
 )
-from vllm.fork_ops.portable_product import sum_partials
+from vllm.fork_kernels.portable.product import sum_partials
 
 IN, MAX_RANK = 96, 16
 Adapter = tuple[list[torch.Tensor | None], list[torch.Tensor | None]]

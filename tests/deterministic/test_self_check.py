@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from vllm.deterministic import self_check
-from vllm.fork_ops.portable_norm import portable_rms_norm
+from vllm.fork_kernels.portable.norm import portable_rms_norm
 
 PROGRAM = "from vllm.deterministic.self_check import check_machine; check_machine()"
 

@@ -34,7 +34,9 @@ pytestmark = pytest.mark.long
 SOURCES = ("CMakeLists.txt", "cmake", "csrc", "distribution", "patches", "vllm", "setup.py",
            "pyproject.toml", "upstream.toml", "README.md", "LICENSE", "NOTICE")  # fmt: skip
 VERSION = "0.32.0+cpu.hf2"
-LOADED = "import vllm.fork_ops.library as library; assert library.load(); print(library.__file__)"
+LOADED = (
+    "import vllm.fork_kernels.library as library; assert library.load(); print(library.__file__)"
+)
 
 
 class Environment:
@@ -160,10 +162,10 @@ def test_the_compiled_kernels_load(editable: Environment, repository: Path) -> N
 
 
 def test_edits_of_the_overlay_are_live(editable: Environment, repository: Path) -> None:
-    module = repository / "vllm" / "fork_ops" / "library.py"
+    module = repository / "vllm" / "fork_kernels" / "library.py"
     original = module.read_text()
     module.write_text(f"{original}\nprint('edited')\n")
-    assert editable.python("import vllm.fork_ops.library") == "edited"
+    assert editable.python("import vllm.fork_kernels.library") == "edited"
     module.write_text(original)
 
 

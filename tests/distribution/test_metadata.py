@@ -18,7 +18,7 @@ from distribution.metadata import DEV, NARROWER, OWN, Metadata, adapt_metadata
 from distribution.pins import TARGETS, Pin, load_pin
 from distribution.pristine import build_folder
 from tests.distribution.fake_repository import write_files
-from vllm.fork.transformers_release import is_tested
+from vllm.fork.startup.transformers_release import is_tested
 
 MULTIMODAL = ("torchvision", "torchaudio", "torchcodec")
 

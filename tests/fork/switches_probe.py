@@ -18,8 +18,8 @@ import vllm
 from vllm.config import DeviceConfig, set_current_vllm_config
 from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
 from vllm.engine.arg_utils import EngineArgs
-from vllm.fork.torch_switches import read_switches
-from vllm.hf_exact.model import ExactModel
+from vllm.fork.startup.torch_switches import read_switches
+from vllm.hf_model.model import ExactModel
 from vllm.model_executor.model_loader import get_model
 
 

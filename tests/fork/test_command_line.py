@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm.fork.command_line import as_on_command_line, ending_commands
+from vllm.fork.flags.command_line import as_on_command_line, ending_commands
 
 MODEL = Path("models/tiny-python-llama")
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from vllm.fork import cores, cpu_memory
-from vllm.fork.cpu_memory import fitting_cpu_memory, fitting_kv_cache
+from vllm.fork.processes import cores
+from vllm.fork.startup import cpu_memory
+from vllm.fork.startup.cpu_memory import fitting_cpu_memory, fitting_kv_cache
 from vllm.utils import cpu_resource_utils
 from vllm.utils.cpu_resource_utils import LogicalCPUInfo, MemoryNodeInfo
 from vllm.utils.ompmultiprocessing import OMPProcessManager

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 import zmq
 
-from vllm.fork.engine_outputs import DirectOutputs, sending_directly
-from vllm.fork.one_process_executor import OneProcessExecutor
+from vllm.fork.processes.engine_outputs import DirectOutputs, sending_directly
+from vllm.fork.processes.one_process_executor import OneProcessExecutor
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, UtilityOutput
 from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.executor.uniproc_executor import UniProcExecutor

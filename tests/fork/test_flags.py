@@ -10,7 +10,7 @@ import pytest
 from tests.command_line import vllm_command
 from tests.engines import MODEL
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
-from vllm.fork.flags import CONFIG_KEY, ForkFlags
+from vllm.fork.flags.fork_flags import CONFIG_KEY, ForkFlags
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 
@@ -122,7 +122,7 @@ def test_help_shows_a_group() -> None:
 def test_a_missing_library_of_the_system_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wheel may have come to a machine that lacks it, where upstream fails without its name."""
     EngineArgs(str(MODEL), dtype="float32").create_engine_config()
-    monkeypatch.setattr("vllm.fork.system_libraries.NUMA", "libno-such.so.1")
+    monkeypatch.setattr("vllm.fork.startup.system_libraries.NUMA", "libno-such.so.1")
     with pytest.raises(ValueError, match=r"^libno-such\.so\.1 was not found, .* libnuma1"):
         EngineArgs(str(MODEL), dtype="float32").create_engine_config()
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.engines import MODEL
 from vllm.engine.arg_utils import EngineArgs
-from vllm.fork import kv_cache_space
+from vllm.fork.startup import kv_cache_space
 
 GIB = 1 << 30
 

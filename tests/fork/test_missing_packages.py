@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, LlavaConfig, PaliGemmaConfig, SiglipImag
 
 from tests.engines import MODEL
 from vllm.engine.arg_utils import EngineArgs
-from vllm.fork.missing_packages import naming_missing_packages
+from vllm.fork.startup.missing_packages import naming_missing_packages
 from vllm.model_executor.models.registry import ModelRegistry
 
 

@@ -8,8 +8,8 @@ import huggingface_hub.constants
 import pytest
 
 from vllm.engine.arg_utils import EngineArgs
-from vllm.fork import model_path
-from vllm.fork.model_path import check_model_path
+from vllm.fork.startup import model_path
+from vllm.fork.startup.model_path import check_model_path
 
 PATHS = ["./there", "/there", "../x/there", "~/there", "models/here/there"]
 

@@ -10,10 +10,10 @@ import torch
 
 from tests.engines import MODEL
 from vllm.engine.arg_utils import EngineArgs
-from vllm.fork import one_process
-from vllm.fork.one_process_executor import OneProcessExecutor
-from vllm.hf_numerics.engine_args import EXECUTOR, ONE_PROCESS
-from vllm.hf_numerics.executor import HFOneProcessExecutor
+from vllm.fork.processes import one_process
+from vllm.fork.processes.one_process_executor import OneProcessExecutor
+from vllm.hf_layers.engine.engine_args import EXECUTOR, ONE_PROCESS
+from vllm.hf_layers.engine.executor import HFOneProcessExecutor
 from vllm.utils import cpu_resource_utils
 from vllm.utils.cpu_resource_utils import LogicalCPUInfo
 from vllm.v1.executor.uniproc_executor import UniProcExecutor

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from vllm.fork.settled_warnings import leave_out
+from vllm.fork.flags.settled_warnings import leave_out
 
 
 def test_other_messages_stay(caplog: pytest.LogCaptureFixture) -> None:

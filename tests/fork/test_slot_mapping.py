@@ -7,7 +7,7 @@ import random
 
 import torch
 
-from vllm.fork.slot_mapping import compute_slot_mapping
+from vllm.fork.models.slot_mapping import compute_slot_mapping
 
 
 def launched() -> object:

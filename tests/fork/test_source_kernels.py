@@ -24,8 +24,8 @@ from distribution.tree import assembled_tree
 from tests.engines import MODEL, ROOT
 from vllm import _custom_ops
 from vllm.fork.source_kernels import operators
-from vllm.fork.torch_switches import fresh_switches
-from vllm.fork_ops.library import LIBRARY_VARIABLE, library_path
+from vllm.fork.startup.torch_switches import fresh_switches
+from vllm.fork_kernels.library import LIBRARY_VARIABLE, library_path
 
 _PROBE, _SWITCHES_PROBE = (
     Path(__file__).with_name(f"{name}_probe.py") for name in ("source_kernels", "switches")

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch.backends import cuda
 
-from vllm.fork import torch_switches
-from vllm.fork.torch_switches import (
+from vllm.fork.startup import torch_switches
+from vllm.fork.startup.torch_switches import (
     MIXED,
     READ_ONLY,
     SWITCHES,

@@ -13,9 +13,9 @@ from vllm.bulk.cli import add_arguments
 from vllm.bulk.plan import Plan
 from vllm.bulk.rows import Survey
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
-from vllm.fork.flag_values import SPECS, VARIABLES
-from vllm.fork.flags import ForkFlags
-from vllm.fork.server_flags import ServerFlags
+from vllm.fork.flags.flag_values import SPECS, VARIABLES
+from vllm.fork.flags.fork_flags import ForkFlags
+from vllm.fork.flags.server_flags import ServerFlags
 from vllm.parity.sides import FLAGS as parity_flags
 from vllm.platforms import current_platform
 from vllm.receipts.audit import engine_arguments

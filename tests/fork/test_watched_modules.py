@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaModel
 
-from vllm.fork.watched_modules import WatchedModules
+from vllm.fork.models.watched_modules import WatchedModules
 
 Change = Callable[[Any, pytest.MonkeyPatch], None]
 

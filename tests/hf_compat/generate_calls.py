@@ -30,7 +30,7 @@ from tests.engines import MODEL, ROOT, bundled_engine
 from tests.reference import equal_to_the_end
 from tools.make_random_model import make_random_model
 from vllm.exceptions import VLLMValidationError
-from vllm.hf_compat.call import params_of_call
+from vllm.hf_compat.call.generate_call import params_of_call
 from vllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ import pytest
 from transformers import GenerationConfig, LlamaConfig
 
 from vllm.exceptions import VLLMValidationError
-from vllm.hf_compat.body import BODY_KEY, take_body
+from vllm.hf_compat.call.display import SAID_BY_BOTH
+from vllm.hf_compat.call.request import HFRequest
 from vllm.hf_compat.frontend import Frontend
-from vllm.hf_compat.openai import HFChatCompletionRequest, HFCompletionRequest
-from vllm.hf_compat.request import HFRequest
-from vllm.hf_compat.sampling_params import SAID_BY_BOTH
+from vllm.hf_compat.server.body import BODY_KEY, take_body
+from vllm.hf_compat.server.openai import HFChatCompletionRequest, HFCompletionRequest
 from vllm.sampling_params import SamplingParams
 
 

@@ -245,7 +245,7 @@ def test_a_criterion_that_fails_is_named_not_the_fields(engine: LLM, prompts: Ro
 
 def test_a_seed_that_is_set_later_counts(engine: LLM, prompts: Rows) -> None:
     assert engine.input_processor.hf_compat is not None
-    from vllm.hf_compat.call import GenerateCall
+    from vllm.hf_compat.call.generate_call import GenerateCall
 
     def params(seed: int) -> Any:
         call = GenerateCall().updated({"do_sample": True, "seed": seed, "max_new_tokens": 8})

@@ -27,7 +27,7 @@ from tests.reference import generate, generate_batch
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.hf_compat.answers import HFOutput, compute_transition_scores
-from vllm.hf_compat.call import GenerateCall
+from vllm.hf_compat.call.generate_call import GenerateCall
 
 if TYPE_CHECKING:
     from vllm import LLM

@@ -26,10 +26,10 @@ from tests.hf_compat.test_parity import as_prompts, token_ids
 from tests.reference import generate, prompt_ids
 from vllm.config import ModelConfig
 from vllm.exceptions import VLLMValidationError
-from vllm.hf_compat.body import BODY_KEY
+from vllm.hf_compat.call.generation_config import load_generation_config
+from vllm.hf_compat.call.request import EXTRA_ARGS_KEY, HFRequest
 from vllm.hf_compat.frontend import Frontend
-from vllm.hf_compat.generation_config import load_generation_config
-from vllm.hf_compat.request import EXTRA_ARGS_KEY, HFRequest
+from vllm.hf_compat.server.body import BODY_KEY
 from vllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

@@ -10,17 +10,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm import fork_ops
-from vllm.hf_compat.cpu_draws import CPUDraws, CPUStream, draw_on_cpu
-from vllm.hf_compat.draws import DrawSource
-from vllm.hf_compat.generator_draws import GeneratorStream, draw_with_generators
+from vllm import fork_kernels
+from vllm.hf_compat.logits.cpu_draws import CPUDraws, CPUStream, draw_on_cpu
+from vllm.hf_compat.logits.draws import DrawSource
+from vllm.hf_compat.logits.generator_draws import GeneratorStream, draw_with_generators
 
 CPU = torch.device("cpu")
 Draw = Callable[[torch.Tensor, Sequence[object]], torch.Tensor]
 
 
 def cpu_stream(seed: int, num_rows: int, vocab_size: int) -> CPUStream:
-    return CPUStream(fork_ops.seeded_state(seed), num_rows, vocab_size)
+    return CPUStream(fork_kernels.seeded_state(seed), num_rows, vocab_size)
 
 
 def generator_stream(seed: int, num_rows: int, vocab_size: int) -> GeneratorStream:
@@ -128,14 +128,14 @@ def test_rows_in_step_make_each_number_once(
 ) -> None:
     """Otherwise the cost of an HF batch would be the square of its rows."""
     calls: list[tuple[int, list[int]]] = []
-    draw_tokens = fork_ops.draw_tokens
+    draw_tokens = fork_kernels.draw_tokens
 
     def recorded(*arguments: torch.Tensor) -> torch.Tensor:
         _, states, _, offsets = arguments
         calls.append((len(states), offsets.tolist()))
         return draw_tokens(*arguments)
 
-    monkeypatch.setattr(fork_ops, "draw_tokens", recorded)
+    monkeypatch.setattr(fork_kernels, "draw_tokens", recorded)
     stream = cpu_stream(1, 4, 50)
     rows = [stream.draws(row, 0) for row in order]
     for step in random_probs(5, 4, 50):

@@ -22,8 +22,8 @@ from tests.hf_compat.test_processors import (
     make_batch,
     model,  # noqa: F401
 )
-from vllm.hf_compat.call import Callbacks, GenerateCall
-from vllm.hf_compat.request import HFRequest
+from vllm.hf_compat.call.generate_call import Callbacks, GenerateCall
+from vllm.hf_compat.call.request import HFRequest
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM

@@ -9,8 +9,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
-from vllm.hf_compat.first_error import hasten
-from vllm.hf_compat.openai import (
+from vllm.hf_compat.server.first_error import hasten
+from vllm.hf_compat.server.openai import (
     HFBatchChatCompletionRequest,
     HFChatCompletionRequest,
     HFCompletionRequest,

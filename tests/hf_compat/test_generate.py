@@ -188,7 +188,7 @@ def test_without_a_seed_answers_differ(engine: LLM, prompts: list[list[int]]) ->
 def test_sampling_params_in_hf_terms(
     engine: LLM, hf_model: PreTrainedModel, prompts: list[list[int]], fields: dict[str, Any]
 ) -> None:
-    """The table of ``vllm.hf_compat.sampling_params``: unset means off, not HF's default."""
+    """The table of ``vllm.hf_compat.call.display``: unset means off, not HF's default."""
     hf_fields = {"top_k": 0, **fields, "do_sample": fields["temperature"] > 0}
     if not hf_fields["do_sample"]:
         del hf_fields["temperature"]

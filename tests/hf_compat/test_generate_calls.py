@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 
 from tests.hf_compat.generate_calls import DIFFER, REFUSED, compare, report
-from vllm.hf_compat.arguments import HARMLESS
-from vllm.hf_compat.arguments import HONOURED as HONOURED_ARGUMENTS
-from vllm.hf_compat.arguments import REFUSED as REFUSED_ARGUMENTS
-from vllm.hf_compat.support import (
+from vllm.hf_compat.call.arguments import HARMLESS
+from vllm.hf_compat.call.arguments import HONOURED as HONOURED_ARGUMENTS
+from vllm.hf_compat.call.arguments import REFUSED as REFUSED_ARGUMENTS
+from vllm.hf_compat.call.support import (
     BEAM_FIELDS,
     CHOOSE_A_MODE,
     COMPUTING_FIELDS,

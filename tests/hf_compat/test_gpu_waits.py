@@ -12,7 +12,7 @@ from transformers import GenerationConfig, LlamaConfig
 
 from tests.emulated_gpu.device import GPU, emulated_gpu
 from vllm.hf_compat.frontend import Frontend
-from vllm.hf_compat.sampler import HFSampler
+from vllm.hf_compat.logits.sampler import HFSampler
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler

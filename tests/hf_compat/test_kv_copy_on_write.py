@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm.hf_compat.kv_copy_on_write import Fork, ForkingKVCacheManager
+from vllm.hf_compat.rows.kv_copy_on_write import Fork, ForkingKVCacheManager
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_manager import KVCacheManager

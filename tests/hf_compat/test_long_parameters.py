@@ -26,8 +26,8 @@ from tests.hf_compat.test_processors import (
 from tests.hf_compat.test_processors import Sequence as Request
 from tests.sizes import size
 from vllm.exceptions import VLLMValidationError
-from vllm.hf_compat.check import ProcessorCheck
-from vllm.hf_compat.request import HFRequest
+from vllm.hf_compat.call.request import HFRequest
+from vllm.hf_compat.logits.processor_check import ProcessorCheck
 from vllm.sampling_params import SamplingParams
 
 NUM_EXAMPLES = size(150, 5000)

@@ -10,7 +10,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from tests.hf_compat.test_parity import as_prompts, token_ids
 from tests.reference import generate
 from vllm import SamplingParams
-from vllm.hf_compat.call import GenerateCall
+from vllm.hf_compat.call.generate_call import GenerateCall
 from vllm.sampling_params import StructuredOutputsParams
 
 if TYPE_CHECKING:

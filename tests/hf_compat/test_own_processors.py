@@ -15,7 +15,7 @@ from transformers.generation import logits_process as hf
 
 from tests.hf_compat.test_calls import hf_rows
 from tests.hf_compat.test_parity import as_prompts
-from vllm.hf_compat.call import GenerateCall
+from vllm.hf_compat.call.generate_call import GenerateCall
 
 if TYPE_CHECKING:
     from vllm import LLM

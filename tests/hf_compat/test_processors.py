@@ -12,11 +12,11 @@ import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, WatermarkingConfig
 from transformers.generation.logits_process import LogitsProcessorList
 
-from vllm.hf_compat.batch import Batch
-from vllm.hf_compat.draws import draw_tokens
-from vllm.hf_compat.request import HFRequest
-from vllm.hf_compat.row_ids import GUIDE, row_id
-from vllm.hf_compat.support import step_fields
+from vllm.hf_compat.call.request import HFRequest
+from vllm.hf_compat.call.support import step_fields
+from vllm.hf_compat.logits.batch import Batch
+from vllm.hf_compat.logits.draws import draw_tokens
+from vllm.hf_compat.rows.row_ids import GUIDE, row_id
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 

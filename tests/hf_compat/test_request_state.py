@@ -21,7 +21,7 @@ from tests.engines import MODEL
 from tests.hf_compat.test_calls import OnlyEvenTokens
 from tests.hf_compat.test_parity import as_prompts
 from tests.reference import equal_to_the_end, generate, generate_batch
-from vllm.hf_compat.call import GenerateCall
+from vllm.hf_compat.call.generate_call import GenerateCall
 from vllm.hf_compat.frontend import Frontend
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 

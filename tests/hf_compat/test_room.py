@@ -10,8 +10,8 @@ import torch
 from transformers import GenerationConfig
 
 from vllm.exceptions import VLLMValidationError
-from vllm.hf_compat.request import HFRequest
-from vllm.hf_compat.room import Room, check_beams, check_guidance
+from vllm.hf_compat.call.request import HFRequest
+from vllm.hf_compat.rows.capacity import Room, check_beams, check_guidance
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:

@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 
 from tests.engines import MODEL
 from vllm.engine.arg_utils import EngineArgs
-from vllm.hf_compat.beam_search import BeamStep
-from vllm.hf_compat.request import HFRequest
-from vllm.hf_compat.row_ids import GUIDE, row_id, split_row_id
-from vllm.hf_compat.scheduler import HFAsyncScheduler, HFScheduler
+from vllm.hf_compat.call.request import HFRequest
+from vllm.hf_compat.rows.beam_step import BeamStep
+from vllm.hf_compat.rows.row_ids import GUIDE, row_id, split_row_id
+from vllm.hf_compat.rows.scheduler import HFAsyncScheduler, HFScheduler
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash

@@ -14,9 +14,9 @@ from tests.hf_compat.test_parity import as_prompts, token_ids
 from tests.reference import generate_batch
 from vllm import SamplingParams
 from vllm.hf_compat.answers import detokenizer_for
-from vllm.hf_compat.call import GenerateCall
-from vllm.hf_compat.request import HFRequest
-from vllm.hf_compat.whole_texts import WholeText
+from vllm.hf_compat.call.generate_call import GenerateCall
+from vllm.hf_compat.call.request import HFRequest
+from vllm.hf_compat.texts.whole_texts import WholeText
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.kernels.logits.seen_token_cases import DEVICES, IMPLEMENTATIONS
-from vllm.fork_ops import library
+from vllm.fork_kernels import library
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -17,11 +17,11 @@ import torch
 
 from tests.kernels.attention.portable_attention_cases import attend, make_case
 from tests.kernels.portable_cases import DTYPES, bits, every_number, numbers
-from vllm.fork_ops.portable_functions import Function, portable_gated, portable_map
-from vllm.fork_ops.portable_logits import portable_argmax, portable_log_softmax, portable_top_k
-from vllm.fork_ops.portable_norm import portable_layer_norm, portable_rms_norm
-from vllm.fork_ops.portable_rotary import portable_rotate, rotary_frequencies, rotary_table
-from vllm.fork_ops.portable_sampling import portable_draw, portable_filter
+from vllm.fork_kernels.portable.functions import Function, portable_gated, portable_map
+from vllm.fork_kernels.portable.logits import portable_argmax, portable_log_softmax, portable_top_k
+from vllm.fork_kernels.portable.norm import portable_layer_norm, portable_rms_norm
+from vllm.fork_kernels.portable.rotary import portable_rotate, rotary_frequencies, rotary_table
+from vllm.fork_kernels.portable.sampling import portable_draw, portable_filter
 
 EXPECTED = Path(__file__).with_suffix(".json")
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.kernels.logits.seen_token_cases import int32
-from vllm import fork_ops
-from vllm.fork_ops import checks
+from vllm import fork_kernels
+from vllm.fork_kernels.logits import checks
 
 ROWS, VOCAB_SIZE, WORDS = 2, 40, 2
 
@@ -32,7 +32,7 @@ def apply_arguments() -> dict[str, torch.Tensor]:
 def draw_arguments() -> dict[str, torch.Tensor]:
     return {
         "probs": torch.ones(ROWS, VOCAB_SIZE),
-        "states": torch.stack([fork_ops.seeded_state(0), fork_ops.seeded_state(1)]),
+        "states": torch.stack([fork_kernels.seeded_state(0), fork_kernels.seeded_state(1)]),
         "slots": int32([0, 1]),
         "offsets": torch.zeros(ROWS, dtype=torch.int64),
     }
@@ -177,7 +177,7 @@ def test_apply_out_of_range_changes_no_logit(ops: Any, name: str, value: torch.T
 @pytest.mark.parametrize(("name", "value", "_"), MARK_ERRORS)
 def test_tracing_says_the_same_of_mark(name: str, value: torch.Tensor, _: str) -> None:
     arguments = mark_arguments() | {name: value}
-    assert _sentence(fork_ops.mark_seen_tokens, arguments) == _sentence(
+    assert _sentence(fork_kernels.mark_seen_tokens, arguments) == _sentence(
         checks.mark_seen_tokens, arguments
     )
 
@@ -185,7 +185,7 @@ def test_tracing_says_the_same_of_mark(name: str, value: torch.Tensor, _: str) -
 @pytest.mark.parametrize(("name", "value", "_"), APPLY_ERRORS)
 def test_tracing_says_the_same_of_apply(name: str, value: torch.Tensor, _: str) -> None:
     arguments = apply_arguments() | {name: value}
-    assert _sentence(fork_ops.apply_repetition_penalty, arguments) == _sentence(
+    assert _sentence(fork_kernels.apply_repetition_penalty, arguments) == _sentence(
         checks.apply_repetition_penalty, arguments | {"reciprocal": False}
     )
 
@@ -193,7 +193,9 @@ def test_tracing_says_the_same_of_apply(name: str, value: torch.Tensor, _: str) 
 @pytest.mark.parametrize(("name", "value", "_"), DRAW_ERRORS)
 def test_tracing_says_the_same_of_draw(name: str, value: torch.Tensor, _: str) -> None:
     arguments = draw_arguments() | {name: value}
-    assert _sentence(fork_ops.draw_tokens, arguments) == _sentence(checks.draw_tokens, arguments)
+    assert _sentence(fork_kernels.draw_tokens, arguments) == _sentence(
+        checks.draw_tokens, arguments
+    )
 
 
 def _sentence(function: Any, arguments: dict[str, Any]) -> str:

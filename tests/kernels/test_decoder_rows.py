@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from vllm.fork_ops.decoder_rows import (
+from vllm.fork_kernels.torch_order.decoder_rows import (
     DecoderWeights,
     Epsilons,
     LayerWeights,

@@ -17,8 +17,8 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.entrypoints.openai.chat_completion.api_router import create_chat_completion
 from vllm.entrypoints.openai.completion.api_router import create_completion
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-from vllm.hf_compat.body import GenerationFields
-from vllm.hf_compat.support import LOGITS_FIELDS, REFUSED_FIELDS, SAMPLING_FIELDS
+from vllm.hf_compat.call.support import LOGITS_FIELDS, REFUSED_FIELDS, SAMPLING_FIELDS
+from vllm.hf_compat.server.body import GenerationFields
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 

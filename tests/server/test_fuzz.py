@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.server.witness import Canary, failures_of, post
 from tests.sizes import size
-from vllm.hf_compat.body import GenerationFields
+from vllm.hf_compat.server.body import GenerationFields
 
 NUM_BODIES = size(300, 10_000)
 NUM_EXTREMES = size(150, 2254)  # all of them

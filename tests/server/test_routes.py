@@ -21,9 +21,9 @@ from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
-from vllm.fork.server_flags import ServerFlags
-from vllm.hf_compat.field_names import Schema, check_names
-from vllm.hf_compat.routes import APIS, BODIES, endpoint_for
+from vllm.fork.flags.server_flags import ServerFlags
+from vllm.hf_compat.server.field_names import Schema, check_names
+from vllm.hf_compat.server.routes import APIS, BODIES, endpoint_for
 from vllm.tasks import GENERATION_TASKS
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 

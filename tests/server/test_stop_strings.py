@@ -15,7 +15,7 @@ from transformers.generation import StopStringCriteria
 
 from tests.engines import MODEL
 from tests.sizes import size
-from vllm.hf_compat.stop_strings import StopStrings, texts_of
+from vllm.hf_compat.texts.stop_strings import StopStrings, texts_of
 
 # HF's class prepares each case for as long as the vocabulary is large.
 CASES = {"of_bytes": size(12, 200), "with_fallback": size(200, 4000), "of_words": size(200, 4000)}

@@ -3,28 +3,70 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from graphlib import TopologicalSorter
+
+import pytest
 
 from tests.engines import ROOT
 from tests.structure.imports import imports_of, modules
 
-FLOORS = (
-    {"hooks"},
-    {"parity", "parity_report", "bulk", "receipts"},
-    {"hf_exact", "twin"},
-    {"hf_compat", "deterministic"},
-    {"hf_numerics"},
-    {"fork", "fork_ops", "v1"},
-)
+Floors = tuple[set[str], ...]
 """From the roof down; what stands beside each other does not import each other."""
 
+FLOORS: Floors = (
+    {"hooks"},
+    {"parity", "bulk", "receipts"},
+    {"hf_model", "twin"},
+    {"hf_compat", "deterministic"},
+    {"hf_layers"},
+    {"fork", "fork_kernels"},
+)
 
-def floor(module: str) -> int:
-    return next(i for i, rooms in enumerate(FLOORS) if room(module) in rooms)
+FLOORS_WITHIN: dict[str, Floors] = {
+    "hf_compat": (
+        {"frontend"},
+        {"logits", "server", "answers"},
+        {"rows", "receipts", "texts", "engine_config"},
+        {"call", "grammars", "failures"},
+    ),
+    "hf_layers": (
+        {"report"},
+        {"replacement", "definition"},
+        {"decoder"},
+        {"layers", "attention"},
+        {"products"},
+        {"step_rows", "engine", "ordered_logprobs"},
+    ),
+    "fork": (
+        {"requests"},
+        {"weight_transfer"},
+        {"live_weights"},
+        {"startup"},
+        {"processes", "checked_adapters", "speculation"},
+        {"flags", "models", "on_device"},
+        {"nearest_name", "digests", "source_kernels", "xformers_backend"},
+    ),
+    "fork_kernels": ({"portable", "torch_order", "logits", "dependent_launches"}, {"library"}),
+}
+"""Of the rooms that have shelves; a file beside shelves is one of its own."""
+
+MOST_FILES = 25
+"""Side by side in a folder: more of them have an order that nobody sees."""
+
+
+def floor(name: str, floors: Floors) -> int:
+    return next(i for i, names in enumerate(floors) if name in names)
 
 
 def room(module: str) -> str:
     return module.split(".")[1]
+
+
+def shelf(module: str) -> str | None:
+    """The shelf of a module's room; None of the room's own module."""
+    parts = module.split(".")
+    return parts[2] if len(parts) > 2 else None
 
 
 def test_every_import_runs_down() -> None:
@@ -33,9 +75,30 @@ def test_every_import_runs_down() -> None:
         f"{one} imports {other}"
         for one in known
         for other in imports_of(one, known)
-        if room(one) != room(other) and floor(one) >= floor(other)
+        if room(one) != room(other) and floor(room(one), FLOORS) >= floor(room(other), FLOORS)
     ]
     assert not up, "\n".join(up)
+
+
+@pytest.mark.parametrize("within", FLOORS_WITHIN)
+def test_every_import_of_a_shelf_runs_down(within: str) -> None:
+    floors, known = FLOORS_WITHIN[within], modules()
+    shelves = {one: of for one in known if room(one) == within and (of := shelf(one))}
+    assert set().union(*floors) == {*shelves.values()}
+    up = [
+        f"{one} imports {other}"
+        for one, of in shelves.items()
+        for other in imports_of(one, known) & shelves.keys()
+        if of != shelves[other] and floor(of, floors) >= floor(shelves[other], floors)
+    ]
+    assert not up, "\n".join(up)
+
+
+@pytest.mark.parametrize("top", ["vllm", "csrc"])
+def test_no_folder_has_too_many_files(top: str) -> None:
+    counts = Counter(path.parent for path in (ROOT / top).rglob("*.*") if "__" not in str(path))
+    assert counts
+    assert not {folder: count for folder, count in counts.items() if count > MOST_FILES}
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from vllm.fork.flags import ForkFlags
-from vllm.twin.finding import Finding
+from vllm.fork.flags.fork_flags import ForkFlags
+from vllm.hf_layers.definition.finding import Finding
 from vllm.twin.process import Task, examine_elsewhere
 from vllm.twin.setting import EngineSetting
 

@@ -11,9 +11,8 @@ from transformers import Gemma3TextConfig, LlamaConfig, OlmoeConfig, PreTrainedC
 
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
+from vllm.hf_layers.definition.finding import Finding, noted_definition
 from vllm.twin import check, kept
-from vllm.twin.check import found_definition
-from vllm.twin.finding import Finding
 from vllm.twin.process import Answer, Task, examine_elsewhere
 
 SIZES = {
@@ -88,15 +87,15 @@ def test_nothing_is_asked_where_nothing_is_promised(
     flags: dict[str, Any], tmp_path: Path, examined: list[Task]
 ) -> None:
     config = start(clipping(), tmp_path, **flags)
-    assert found_definition(config) is None
+    assert noted_definition(config) is None
     assert not examined
 
 
 def test_a_model_is_examined_once(tmp_path: Path, examined: list[Task]) -> None:
     first, second = (start(LlamaConfig(**SIZES), tmp_path, hf_compat=True) for _ in range(2))
     assert len(examined) == 1
-    assert found_definition(first) == found_definition(second)
-    finding = found_definition(first)
+    assert noted_definition(first) == noted_definition(second)
+    finding = noted_definition(first)
     assert finding is not None
     assert finding.agreement == "bits"
 
@@ -131,7 +130,7 @@ def test_what_could_not_be_compared_is_refused_by_strict_mode_alone(
 ) -> None:
     unknown = Answer(Finding("unknown", "its twin does not run"))
     monkeypatch.setattr(check, "examine_elsewhere", lambda _: unknown)
-    found = found_definition(start(LlamaConfig(**SIZES), tmp_path, hf_compat=True))
+    found = noted_definition(start(LlamaConfig(**SIZES), tmp_path, hf_compat=True))
     assert found == unknown.finding
     with pytest.raises(
         ValueError, match=r"refuses LlamaForCausalLM, since .* its twin does not run"
@@ -147,7 +146,7 @@ def test_overrides_that_leave_a_rope_without_its_theta(tmp_path: Path) -> None:
         start(config, tmp_path, hf_compat=True, hf_overrides={"rope_scaling": stretched})
     whole = stretched | {"rope_theta": 5e5}
     found = start(config, tmp_path, hf_compat=True, hf_overrides={"rope_scaling": whole})
-    finding = found_definition(found)
+    finding = noted_definition(found)
     assert finding is not None
     assert finding.agreement == "bits"
 

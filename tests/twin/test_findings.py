@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from tests.twin.cases import finding_of
-from vllm.hf_numerics import layers
+from vllm.hf_layers import replacement
 from vllm.model_executor.layers.attention import Attention
 from vllm.twin import examination, transformers_side
 
@@ -73,8 +73,8 @@ def _in_16_bits(change: Callable[[nn.Module], None], monkeypatch: pytest.MonkeyP
         layers_of_before(model, config)
         change(model)
 
-    layers_of_before = layers._follow_hf
-    monkeypatch.setattr(layers, "_follow_hf", follow)
+    layers_of_before = replacement._follow_hf
+    monkeypatch.setattr(replacement, "_follow_hf", follow)
 
 
 def _double_scales(model: nn.Module) -> None:

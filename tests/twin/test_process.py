@@ -12,7 +12,7 @@ import torch
 from transformers import LlamaConfig
 
 from tests.twin.cases import ANY_LENGTH
-from vllm.fork.flags import ForkFlags
+from vllm.fork.flags.fork_flags import ForkFlags
 from vllm.twin import process
 from vllm.twin.process import Task, examine_elsewhere
 from vllm.twin.setting import EngineSetting

@@ -13,9 +13,9 @@ from tools.definitions.bases import UNLIMITED, Base
 from tools.definitions.reads import fields_read
 from tools.definitions.ropes import trained_length
 from tools.definitions.values import changes, is_neutral
-from vllm.fork.flags import ForkFlags
+from vllm.fork.flags.fork_flags import ForkFlags
+from vllm.hf_layers.definition.finding import Finding
 from vllm.twin import examination
-from vllm.twin.finding import Finding
 from vllm.twin.setting import EngineSetting
 
 Result = Literal["equal", "refused", "not compared", "no model"]

@@ -18,7 +18,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
 
 from tools.definitions.bases import Base
 from tools.definitions.ropes import trained_length
-from vllm.fork.flags import ForkFlags
+from vllm.fork.flags.fork_flags import ForkFlags
 from vllm.twin import engine_side, transformers_side
 from vllm.twin.setting import EngineSetting
 from vllm.twin.texts import NEW_TOKENS

@@ -9,8 +9,8 @@ from torch import nn
 
 from vllm.deterministic.elementwise import PortableActivation
 from vllm.deterministic.fusion import Source
-from vllm.fork_ops.portable_functions import Function, portable_gated
-from vllm.hf_numerics.formulas import BloomGELU
+from vllm.fork_kernels.portable.functions import Function, portable_gated
+from vllm.hf_layers.definition.formulas import BloomGELU
 from vllm.model_executor.layers.activation import (
     GELU,
     FastGELU,

@@ -14,7 +14,7 @@ import torch
 from vllm.deterministic import fusion
 from vllm.deterministic.fusion import Source
 from vllm.deterministic.positions.postponed import is_left, taken
-from vllm.fork_ops.portable_attention import (
+from vllm.fork_kernels.portable.attention import (
     TILE_TOKENS,
     portable_append,
     portable_attention,

@@ -15,8 +15,8 @@ from torch import nn
 
 from vllm.deterministic.attention import PortableMetadata
 from vllm.deterministic.decoder_layers import DecoderLayers, computable_layers
-from vllm.fork.llama_decoders import is_decoder
-from vllm.fork_ops.portable_decoder import DecoderWeights, Places, portable_decoder_layers
+from vllm.fork.models.llama_decoders import is_decoder
+from vllm.fork_kernels.portable.decoder import DecoderWeights, Places, portable_decoder_layers
 from vllm.forward_context import get_forward_context, is_forward_context_available
 from vllm.platforms import current_platform
 

@@ -14,18 +14,18 @@ from vllm.deterministic.attention import PortableAttentionImpl
 from vllm.deterministic.linear import PortableLinearMethod
 from vllm.deterministic.norms import forward_rms_norm
 from vllm.deterministic.positions.rotary import PortableRotation
-from vllm.fork.llama_decoders import (
+from vllm.fork.models.llama_decoders import (
     PRODUCTS,
     has_stock_layers,
     head_norms,
     norms_of,
     products_of,
 )
-from vllm.fork.watched_modules import WatchedModules
-from vllm.fork_ops.portable_decoder import DecoderSizes, DecoderWeights, ProductWeights
-from vllm.fork_ops.portable_functions import Function
-from vllm.fork_ops.portable_product import PackedWeight
-from vllm.fork_ops.prepared_digits import has_digits
+from vllm.fork.models.watched_modules import WatchedModules
+from vllm.fork_kernels.portable.decoder import DecoderSizes, DecoderWeights, ProductWeights
+from vllm.fork_kernels.portable.functions import Function
+from vllm.fork_kernels.portable.prepared_digits import has_digits
+from vllm.fork_kernels.portable.product import PackedWeight
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.layernorm import RMSNorm
 

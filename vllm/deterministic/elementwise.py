@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from vllm.deterministic.fusion import Source
-from vllm.fork_ops.portable_functions import Function, portable_map
+from vllm.fork_kernels.portable.functions import Function, portable_map
 
 
 class PortableActivation(nn.Module):

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vllm.fork.attention_backend import chosen_backends
-from vllm.fork.decode_graphs import run_uncompiled
-from vllm.fork.model_config import config_of, num_experts
-from vllm.fork.settled_warnings import leave_out_eager
-from vllm.fork_ops.portable_product import has_kernels
-from vllm.hf_numerics.dtype import hf_dtype
+from vllm.fork.flags.settled_warnings import leave_out_eager
+from vllm.fork.startup.attention_backend import chosen_backends
+from vllm.fork.startup.decode_graphs import run_uncompiled
+from vllm.fork.startup.model_config import config_of, num_experts
+from vllm.fork_kernels.portable.product import has_kernels
+from vllm.hf_layers.engine.dtype import hf_dtype
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -20,7 +20,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum
 if TYPE_CHECKING:
     from vllm.config import CUDAGraphMode
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.fork.flags import ForkFlags
+    from vllm.fork.flags.fork_flags import ForkFlags
 
 logger = init_logger(__name__)
 

@@ -12,7 +12,7 @@ import torch
 from torch.distributed import ReduceOp, all_gather, all_reduce
 
 from vllm.distributed import get_tp_group
-from vllm.fork_ops.portable_product import channel_statistics, equalising_exponents
+from vllm.fork_kernels.portable.product import channel_statistics, equalising_exponents
 from vllm.model_executor.layers.linear import (
     QKVParallelLinear,
     ReplicatedLinear,

@@ -2,9 +2,10 @@
 
 A model's code does not say what that is. It is seen while the model computes a few tokens, before
 it answers. A result of a norm, an activation or attention that only one weight is multiplied with
-first, and that nothing writes to, is fused from then on (see `vllm.fork_ops.prepared_digits`); so
-are rotations, if the next to read what they rotate is always attention (see
-`vllm.deterministic.positions.postponed`). What is not seen is not fused.
+first, and that nothing writes to, is fused from then on (see
+`vllm.fork_kernels.portable.prepared_digits`); so are rotations, if the next to read what they
+rotate is always attention (see `vllm.deterministic.positions.postponed`). What is not seen is not
+fused.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from vllm.fork_ops.portable_product import PackedWeight
-from vllm.fork_ops.prepared_digits import has_digits
+from vllm.fork_kernels.portable.prepared_digits import has_digits
+from vllm.fork_kernels.portable.product import PackedWeight
 
 __all__ = ["Rotator", "Source", "attends", "fused_products", "takes"]
 

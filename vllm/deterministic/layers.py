@@ -35,8 +35,8 @@ from vllm.deterministic.positions.alibi import portable_slopes
 from vllm.deterministic.positions.rotary import is_rotary, portable_rotation
 from vllm.deterministic.refusal import refusal
 from vllm.deterministic.transformers_backend import portable_hf_module
-from vllm.fork.modules import replace_modules
-from vllm.fork.norm_kind import norm_kind
+from vllm.fork.models.modules import replace_modules
+from vllm.fork.models.norm_kind import norm_kind
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner

@@ -11,7 +11,7 @@ from vllm.deterministic import fusion
 from vllm.deterministic.equalisation import exponents_of
 from vllm.distributed import tensor_model_parallel_all_gather
 from vllm.fork.live_weights.packed import PackedParameter
-from vllm.fork_ops.portable_product import (
+from vllm.fork_kernels.portable.product import (
     PackedWeight,
     pack_weight,
     portable_product,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from vllm.fork_ops.portable_functions import Function, portable_map
+from vllm.fork_kernels.portable.functions import Function, portable_map
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 

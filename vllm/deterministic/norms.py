@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from vllm.deterministic.fusion import Source
-from vllm.fork_ops.portable_norm import portable_layer_norm, portable_rms_norm
+from vllm.fork_kernels.portable.norm import portable_layer_norm, portable_rms_norm
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm, LayerNorm, RMSNorm
 
 Normed = torch.Tensor | tuple[torch.Tensor, torch.Tensor]

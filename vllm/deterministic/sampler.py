@@ -14,9 +14,9 @@ import torch
 
 from vllm.config.model import LogprobsMode
 from vllm.fork.on_device import on_device
-from vllm.fork_ops.portable_logits import portable_argmax, portable_log_softmax
-from vllm.fork_ops.portable_sampling import portable_draw, portable_filter
-from vllm.hf_numerics.ordered_logprobs import OrderedLogprobs
+from vllm.fork_kernels.portable.logits import portable_argmax, portable_log_softmax
+from vllm.fork_kernels.portable.sampling import portable_draw, portable_filter
+from vllm.hf_layers.ordered_logprobs import OrderedLogprobs
 from vllm.sampling_params import SamplingParams
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample.logits_processor.builtin import MinPLogitsProcessor

@@ -15,24 +15,24 @@ from typing import Any
 
 import torch
 
-from vllm.fork_ops.portable_attention import (
+from vllm.fork_kernels.portable.attention import (
     attention_cache_shape,
     portable_append,
     portable_attention,
     portable_rotate_append,
 )
-from vllm.fork_ops.portable_functions import Function, portable_gated, portable_map
-from vllm.fork_ops.portable_logits import portable_argmax, portable_log_softmax, portable_top_k
-from vllm.fork_ops.portable_norm import portable_layer_norm, portable_rms_norm
-from vllm.fork_ops.portable_product import (
+from vllm.fork_kernels.portable.functions import Function, portable_gated, portable_map
+from vllm.fork_kernels.portable.logits import portable_argmax, portable_log_softmax, portable_top_k
+from vllm.fork_kernels.portable.norm import portable_layer_norm, portable_rms_norm
+from vllm.fork_kernels.portable.product import (
     PackedWeight,
     channel_statistics,
     equalising_exponents,
     pack_weight,
     portable_product,
 )
-from vllm.fork_ops.portable_rotary import portable_rotate, rotary_frequencies, rotary_table
-from vllm.fork_ops.portable_sampling import portable_draw, portable_filter
+from vllm.fork_kernels.portable.rotary import portable_rotate, rotary_frequencies, rotary_table
+from vllm.fork_kernels.portable.sampling import portable_draw, portable_filter
 from vllm.logger import init_logger
 
 logger = init_logger(__name__)

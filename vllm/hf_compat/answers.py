@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from vllm.hf_compat.request import EXTRA_ARGS_KEY, HFRequest
-from vllm.hf_compat.stopping import StoppingDetokenizer, WrappedDetokenizer, stop_like_hf
-from vllm.hf_compat.whole_texts import WholeText
+from vllm.hf_compat.call.request import EXTRA_ARGS_KEY, HFRequest
+from vllm.hf_compat.texts.stopping import StoppingDetokenizer, WrappedDetokenizer, stop_like_hf
+from vllm.hf_compat.texts.whole_texts import WholeText
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.detokenizer import IncrementalDetokenizer

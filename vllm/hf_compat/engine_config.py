@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vllm.exceptions import VLLMValidationError
-from vllm.fork.settled_warnings import leave_out
-from vllm.fork.transformers_release import warn_of_untested_release
-from vllm.hf_compat.generation_config import load_generation_config, merge_generation_config
-from vllm.hf_compat.support import check_request
+from vllm.fork.flags.settled_warnings import leave_out
+from vllm.fork.startup.transformers_release import warn_of_untested_release
+from vllm.hf_compat.call.generation_config import load_generation_config, merge_generation_config
+from vllm.hf_compat.call.support import check_request
 from vllm.logger import init_logger
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def use_hf_semantics(vllm_config: VllmConfig) -> None:
     scheduler = (
         "HFAsyncScheduler" if vllm_config.scheduler_config.async_scheduling else "HFScheduler"
     )
-    vllm_config.scheduler_config.scheduler_cls = f"vllm.hf_compat.scheduler.{scheduler}"
+    vllm_config.scheduler_config.scheduler_cls = f"vllm.hf_compat.rows.scheduler.{scheduler}"
     _use_hf_defaults(vllm_config.model_config)
     logger.info("hf_compat: Hugging Face generate() semantics, on the V1 model runner.")
 

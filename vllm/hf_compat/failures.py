@@ -11,14 +11,21 @@ from typing import TYPE_CHECKING
 
 from vllm.exceptions import GracefulHTTPError, VLLMError, VLLMValidationError
 from vllm.fork import checked_adapters
-from vllm.fork.flags import ForkFlags
+from vllm.fork.flags.fork_flags import ForkFlags
 from vllm.fork.live_weights.registry import REFUSED
-from vllm.hf_compat.forbidden_tokens import no_continuation
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+
+def no_continuation(num_tokens: int) -> str:
+    """Return what is wrong with a grammar that nothing continues after so many tokens."""
+    return (
+        f"No token continues what structured_outputs allows after {num_tokens} tokens: every rule "
+        "of a grammar must come to an end, and its text be writable with the model's tokens."
+    )
 
 
 def failure_of(

@@ -17,22 +17,8 @@ import cloudpickle
 from transformers import GenerationConfig, PretrainedConfig
 
 from vllm.exceptions import VLLMValidationError
-from vllm.fork.flags import ForkFlags
-from vllm.hf_compat.body import LENGTHS, take_body
-from vllm.hf_compat.call import GenerateCall, pack
-from vllm.hf_compat.check import ProcessorCheck
-from vllm.hf_compat.generation_config import (
-    eos_token_ids,
-    load_generation_config,
-    max_new_tokens,
-)
-from vllm.hf_compat.grammars.params import StructuredParams, leave_grammars_to_the_engine
-from vllm.hf_compat.receipt_requests import check_receipt, engine_of_receipts
-from vllm.hf_compat.receipt_wishes import wants_receipt
-from vllm.hf_compat.request import EXTRA_ARGS_KEY, HFRequest
-from vllm.hf_compat.resolved_params import ResolvedParams
-from vllm.hf_compat.room import Room, check_beams, check_guidance
-from vllm.hf_compat.sampling_params import (
+from vllm.fork.flags.fork_flags import ForkFlags
+from vllm.hf_compat.call.display import (
     SAID_BY_BOTH,
     check_logit_bias,
     in_hf_terms,
@@ -41,9 +27,23 @@ from vllm.hf_compat.sampling_params import (
     take_changes,
     turn_off_processors,
 )
-from vllm.hf_compat.stopping import check_criteria, check_stop_strings
-from vllm.hf_compat.support import check_call, check_request, step_fields
-from vllm.hf_compat.whole_numbers import checked_seed, use_whole_numbers
+from vllm.hf_compat.call.generate_call import GenerateCall, pack
+from vllm.hf_compat.call.generation_config import (
+    eos_token_ids,
+    load_generation_config,
+    max_new_tokens,
+)
+from vllm.hf_compat.call.request import EXTRA_ARGS_KEY, HFRequest
+from vllm.hf_compat.call.support import check_call, check_request, step_fields
+from vllm.hf_compat.call.whole_numbers import checked_seed, use_whole_numbers
+from vllm.hf_compat.grammars.params import StructuredParams, leave_grammars_to_the_engine
+from vllm.hf_compat.logits.processor_check import ProcessorCheck
+from vllm.hf_compat.receipts.requests import check_receipt, engine_of_receipts
+from vllm.hf_compat.receipts.resolved_params import ResolvedParams
+from vllm.hf_compat.receipts.wishes import wants_receipt
+from vllm.hf_compat.rows.capacity import Room, check_beams, check_guidance
+from vllm.hf_compat.server.body import LENGTHS, take_body
+from vllm.hf_compat.texts.stopping import check_criteria, check_stop_strings
 from vllm.sampling_params import BeamSearchParams, SamplingParams
 from vllm.tokenizers import cached_tokenizer_from_config
 

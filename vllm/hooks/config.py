@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vllm.fork.flags import ForkFlags
-from vllm.hf_numerics.float16 import allows_float16
+from vllm.fork.flags.fork_flags import ForkFlags
+from vllm.hf_layers.engine.float16 import allows_float16
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -5,29 +5,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vllm.deterministic import engine_args as deterministic
-from vllm.fork.attention_backend import (
+from vllm.fork.flags.command_line import ending_commands
+from vllm.fork.flags.flag_values import FlagValue, log_decisions
+from vllm.fork.flags.fork_flags import ForkFlags, add_cli_args
+from vllm.fork.live_weights.arguments import check_weight_transfer
+from vllm.fork.processes.one_process import EXECUTOR, use_one_process
+from vllm.fork.processes.processes import check_main_is_guarded
+from vllm.fork.processes.ray_on_cpus import use_ray_on_cpus
+from vllm.fork.startup.attention_backend import (
     check_attention_backend,
     check_head_size,
     use_mla_for_float32,
 )
-from vllm.fork.command_line import ending_commands
-from vllm.fork.compiler import do_without_compiler
-from vllm.fork.decode_graphs import normalise_compilation_config
-from vllm.fork.flag_values import FlagValue, log_decisions
-from vllm.fork.flags import ForkFlags, add_cli_args
-from vllm.fork.kv_cache_space import warn_of_two_sizes
-from vllm.fork.live_weights.arguments import check_weight_transfer
-from vllm.fork.missing_packages import check_input_packages, naming_missing_packages
-from vllm.fork.model_path import check_model_path
-from vllm.fork.one_process import EXECUTOR, use_one_process
-from vllm.fork.processes import check_main_is_guarded
-from vllm.fork.ray_on_cpus import use_ray_on_cpus
-from vllm.fork.system_libraries import check_system_libraries
+from vllm.fork.startup.compiler import do_without_compiler
+from vllm.fork.startup.decode_graphs import normalise_compilation_config
+from vllm.fork.startup.kv_cache_space import warn_of_two_sizes
+from vllm.fork.startup.missing_packages import check_input_packages, naming_missing_packages
+from vllm.fork.startup.model_path import check_model_path
+from vllm.fork.startup.system_libraries import check_system_libraries
 from vllm.hf_compat.engine_config import use_hf_semantics
-from vllm.hf_numerics import engine_args as hf_numerics
-from vllm.hf_numerics.float16 import with_hf_float16
-from vllm.hf_numerics.model_fields import change_fields
-from vllm.parity_report.settings import note_settings
+from vllm.hf_layers.engine import engine_args as hf_layers
+from vllm.hf_layers.engine.float16 import with_hf_float16
+from vllm.hf_layers.engine.model_fields import change_fields
+from vllm.hf_layers.report.settings import note_settings
 from vllm.receipts import engine_args as receipts
 from vllm.twin.check import check_definition
 
@@ -62,11 +62,11 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
         normalise_compilation_config(args)
         warn_of_two_sizes(args)
     check_attention_backend(args)
-    if args.distributed_executor_backend in (EXECUTOR, hf_numerics.ONE_PROCESS):
+    if args.distributed_executor_backend in (EXECUTOR, hf_layers.ONE_PROCESS):
         args.distributed_executor_backend = None  # chosen for an earlier engine of these arguments
     use_one_process(args, flags)
     deterministic.prepare_engine_args(args, flags)
-    hf_numerics.prepare_engine_args(args, flags)
+    hf_layers.prepare_engine_args(args, flags)
     use_mla_for_float32(args)
     receipts.prepare_engine_args(args, flags)
     check_weight_transfer(args, flags)

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from vllm.fork.checkpoint_files import use_hf_files
-from vllm.fork.flags import ForkFlags
-from vllm.hf_numerics.formulas import use_hf_formulas
-from vllm.hf_numerics.layers import use_hf_layers
-from vllm.parity_report.report import check_layers
+from vllm.fork.flags.fork_flags import ForkFlags
+from vllm.fork.startup.checkpoint_files import use_hf_files
+from vllm.hf_layers.definition.formulas import use_hf_formulas
+from vllm.hf_layers.replacement import use_hf_layers
+from vllm.hf_layers.report.report import check_layers
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

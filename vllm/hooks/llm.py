@@ -7,12 +7,12 @@ from functools import wraps
 from typing import Any
 
 from vllm.exceptions import VLLMValidationError
-from vllm.fork import requests_left
 from vllm.fork.checked_adapters import CheckedAdapters
-from vllm.hf_compat.call import params_of_call
+from vllm.fork.processes import requests_left
+from vllm.hf_compat.call.generate_call import params_of_call
+from vllm.hf_compat.call.prompts import check_prompts
 from vllm.hf_compat.frontend import accept_params
-from vllm.hf_compat.prompts import check_prompts
-from vllm.parity_report.report import parity_report
+from vllm.hf_layers.report.report import parity_report
 
 __all__ = ["accept_params", "leaving_nothing_behind", "params_of_call", "parity_report"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vllm.fork import text_only
-from vllm.fork.text_only import check_conversations, check_modalities
-from vllm.fork.token_ids import check_token_ids
+from vllm.fork.requests import text_only
+from vllm.fork.requests.text_only import check_conversations, check_modalities
+from vllm.fork.requests.token_ids import check_token_ids
 from vllm.hf_compat.frontend import accept_params, frontend_for
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vllm.deterministic.sampler import PortableSampler
-from vllm.fork.flags import ForkFlags
+from vllm.fork.flags.fork_flags import ForkFlags
 from vllm.fork.speculation import DraftChecker
-from vllm.hf_compat.sampler import HFSampler, hf_sampler, take_outputs
+from vllm.hf_compat.logits.sampler import HFSampler, hf_sampler, take_outputs
 from vllm.v1.sample.rejection_sampler import RejectionSampler
 from vllm.v1.sample.sampler import Sampler
 

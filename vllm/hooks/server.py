@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 
-from vllm.fork.checked_bodies import check_bodies
-from vllm.fork.json_bodies import check_json_bodies
-from vllm.fork.server_flags import ServerFlags
-from vllm.fork.shutdown import RefusesAtEnd
+from vllm.fork.flags.server_flags import ServerFlags
+from vllm.fork.processes.shutdown import RefusesAtEnd
+from vllm.fork.requests.checked_bodies import check_bodies
+from vllm.fork.requests.json_bodies import check_json_bodies
 
 if TYPE_CHECKING:
-    from vllm.hf_compat.routes import Invocation
+    from vllm.hf_compat.server.routes import Invocation
 
 __all__ = ["accept_hf_bodies", "invocation_types"]
 
@@ -26,7 +26,7 @@ def accept_hf_bodies(app: FastAPI, args: Namespace) -> None:
     """As `routes.accept_hf_bodies`; `check_json_bodies` if the server is deterministic alone, and
     `check_bodies` and `RefusesAtEnd` without flags, too.
     """
-    from vllm.hf_compat import routes
+    from vllm.hf_compat.server import routes
 
     flags = ServerFlags.of(args)
     check_bodies(app)
@@ -38,6 +38,6 @@ def accept_hf_bodies(app: FastAPI, args: Namespace) -> None:
 
 def invocation_types(upstream: list[Invocation], raw_request: Request) -> list[Invocation]:
     """As `routes.invocation_types`."""
-    from vllm.hf_compat import routes
+    from vllm.hf_compat.server import routes
 
     return routes.invocation_types(upstream, raw_request)

@@ -6,12 +6,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vllm.deterministic.check import check_portable_runner
-from vllm.fork.cpu_memory import fitting_cpu_memory, fitting_kv_cache
-from vllm.fork.flags import ForkFlags
+from vllm.fork.flags.fork_flags import ForkFlags
 from vllm.fork.live_weights.install import let_weights_change
-from vllm.fork.pipeline import make_pipeline_buffers
+from vllm.fork.processes.pipeline import make_pipeline_buffers
+from vllm.fork.startup.cpu_memory import fitting_cpu_memory, fitting_kv_cache
 from vllm.fork.weight_transfer.registry import register_gloo
-from vllm.parity_report.report import log_report, worker_rows
+from vllm.hf_layers.report.report import log_report, worker_rows
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner

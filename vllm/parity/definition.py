@@ -10,12 +10,12 @@ from rich.markup import escape
 from rich.table import Table
 from transformers import AutoConfig
 
-from vllm.fork.flags import ForkFlags
-from vllm.hf_numerics.exact_models import RULES
-from vllm.hf_numerics.unlike_models import check_long_texts
+from vllm.fork.flags.fork_flags import ForkFlags
+from vllm.hf_layers.definition.finding import Finding
+from vllm.hf_layers.engine.exact_models import RULES
+from vllm.hf_layers.engine.unlike_models import check_long_texts
 from vllm.parity.machine import machine
 from vllm.parity.setting import check_dtype
-from vllm.twin.finding import Finding
 from vllm.twin.process import Answer, Task, examine_elsewhere
 from vllm.twin.setting import EngineSetting
 

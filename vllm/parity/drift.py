@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from vllm.fork.torch_switches import with_fresh_switches
+from vllm.fork.startup.torch_switches import with_fresh_switches
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 import vllm
-from vllm.fork_ops import library
+from vllm.fork_kernels import library
 
 VARIABLES = (
     "ATEN_CPU_CAPABILITY",

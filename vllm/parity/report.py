@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from tqdm.auto import tqdm
 
-from vllm.fork.torch_switches import with_fresh_switches
+from vllm.fork.startup.torch_switches import with_fresh_switches
 from vllm.parity import drift
 from vllm.parity.causes import likely_cause
 from vllm.parity.differences import Comparison, compare, first_difference

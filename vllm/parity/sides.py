@@ -13,9 +13,9 @@ import torch
 from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from vllm.fork.torch_switches import with_fresh_switches
+from vllm.fork.startup.torch_switches import with_fresh_switches
 from vllm.hf_compat.answers import HFOutput
-from vllm.hf_compat.call import GenerateCall
+from vllm.hf_compat.call.generate_call import GenerateCall
 from vllm.parity.setting import Setting
 
 if TYPE_CHECKING:

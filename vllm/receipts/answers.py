@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from vllm.deterministic import NUMERICS_VERSION
 from vllm.hf_compat.answers import HFOutput
-from vllm.hf_compat.receipt_wishes import deliver_receipt, expect_receipt
-from vllm.hf_compat.request import HFRequest
+from vllm.hf_compat.call.request import HFRequest
+from vllm.hf_compat.receipts.wishes import deliver_receipt, expect_receipt
 from vllm.receipts.parameters import parameters_of
 from vllm.receipts.receipt import VERSION, make_receipt
 

@@ -8,7 +8,7 @@ from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any
 
 from vllm.exceptions import VLLMValidationError
-from vllm.fork.flags import ForkFlags
+from vllm.fork.flags.fork_flags import ForkFlags
 from vllm.hf_compat.answers import HFOutput
 from vllm.receipts import verdict
 from vllm.receipts.file import Claim

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm.entrypoints.cli.types import CLISubcommand
-from vllm.fork.quiet import log_errors_only, sentence_of
+from vllm.fork.processes.quiet import log_errors_only, sentence_of
 
 if TYPE_CHECKING:
     from vllm.receipts.file import Claim

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.fork.flags import ForkFlags
+    from vllm.fork.flags.fork_flags import ForkFlags
 
 LOAD_FORMAT = "digested"
 """Name of `loader.DigestingLoader` among vLLM's model loaders."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from vllm.fork.model_digests import remember_digests
+from vllm.fork.models.model_digests import remember_digests
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.receipts.weights import config_digest, digest_of_names, tensor_digest
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DigestingLoader(DefaultModelLoader):
-    """``DefaultModelLoader``, after which `vllm.fork.model_digests` knows the model's digests.
+    """``DefaultModelLoader``, after which `model_digests` knows the model's digests.
 
     Every rank sees whole tensors by the checkpoint's names, so that neither the number of ranks nor
     the layers that vLLM makes of them matter.

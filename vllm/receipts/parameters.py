@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from vllm.exceptions import VLLMValidationError
-from vllm.hf_compat.request import HFRequest
-from vllm.hf_compat.resolved_params import CLAIMED_KEY, ResolvedParams
+from vllm.hf_compat.call.request import HFRequest
+from vllm.hf_compat.receipts.resolved_params import CLAIMED_KEY, ResolvedParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 _NOT_CARRIED = ("pickled", "criteria", "criteria_see_scores", "max_time", "receipt")

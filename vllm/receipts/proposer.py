@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vllm.fork.runners import runner_of
-from vllm.hf_compat.resolved_params import CLAIMED_KEY
+from vllm.fork.models.runners import runner_of
+from vllm.hf_compat.receipts.resolved_params import CLAIMED_KEY
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

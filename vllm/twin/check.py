@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from vllm.fork.flags import IS_TWIN, ForkFlags
-from vllm.hf_numerics.attn_implementation import attn_implementation
-from vllm.hf_numerics.exact_models import RULES, could_be_exact
-from vllm.hf_numerics.unlike_models import check_long_texts
+from vllm.fork.flags.fork_flags import IS_TWIN, ForkFlags
+from vllm.hf_layers.definition.attn_implementation import attn_implementation
+from vllm.hf_layers.definition.finding import Finding, note_definition
+from vllm.hf_layers.engine.exact_models import RULES, could_be_exact
+from vllm.hf_layers.engine.unlike_models import check_long_texts
 from vllm.logger import init_logger
 from vllm.twin import kept
-from vllm.twin.finding import Finding
 from vllm.twin.process import Task, examine_elsewhere
 from vllm.twin.setting import EngineSetting
 
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
 
 logger = init_logger(__name__)
-
-_KEY = "fork_definition"
-"""Of ``VllmConfig.additional_config``."""
 
 _STOPS = re.compile(r"vLLM does not run its twin: (?!ValueError|ValidationError)(\w+Error.*)")
 """A finding's reason that says nothing of what to do: others are refusals, which an engine has."""
@@ -49,7 +46,7 @@ def check_definition(vllm_config: VllmConfig) -> None:
     if not _is_promised(flags) or IS_TWIN in vllm_config.additional_config:
         return
     finding = definition_of(vllm_config.model_config, flags)
-    vllm_config.additional_config[_KEY] = finding.as_json()
+    note_definition(vllm_config, finding)
     _refuse(finding, vllm_config)
     _refuse_what_stops(finding, vllm_config)
     level = logging.WARNING if finding.agreement == "unknown" else logging.INFO
@@ -67,12 +64,6 @@ def _advice(finding: Finding, vllm_config: VllmConfig) -> str:
 def _is_promised(flags: ForkFlags) -> bool:
     """Whether an engine is to compute, by vLLM's definition, what Transformers' model does."""
     return flags.has_hf_definition and flags.hf_compat != "exact"
-
-
-def found_definition(vllm_config: VllmConfig) -> Finding | None:
-    """Return what `check_definition` has found; None if nothing was to be checked."""
-    found = vllm_config.additional_config.get(_KEY)
-    return Finding.of_json(found) if found else None
 
 
 def definition_of(model_config: ModelConfig, flags: ForkFlags) -> Finding:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vllm.fork.flags import IS_TWIN, ForkFlags
+from vllm.fork.flags.fork_flags import IS_TWIN, ForkFlags
 from vllm.twin.setting import EngineSetting, Steps
 from vllm.twin.texts import NEW_TOKENS
 
@@ -73,7 +73,7 @@ def _leave_classes_of_transformers() -> None:
 
 
 def _executor(flags: ForkFlags) -> Any:
-    from vllm.hf_numerics.executor import HFOneProcessExecutor
+    from vllm.hf_layers.engine.executor import HFOneProcessExecutor
     from vllm.platforms import current_platform
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 

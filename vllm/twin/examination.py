@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedConfig
 
+from vllm.hf_layers.definition.finding import Agreement, Finding, ModuleDifference
 from vllm.twin.causes import guilty_field
-from vllm.twin.finding import Agreement, Finding, ModuleDifference
 from vllm.twin.modules import compare_modules, first_module
 from vllm.twin.setting import EngineSetting
 from vllm.twin.sizes import has_experts, limits_of_texts

@@ -16,9 +16,9 @@ import transformers
 
 import vllm
 from vllm import envs
+from vllm.hf_layers.definition.finding import Finding
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
-from vllm.twin.finding import Finding
 from vllm.twin.setting import EngineSetting
 from vllm.twin.sizes import passed_lengths
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from vllm.hf_layers.definition.finding import ModuleDifference
 from vllm.twin import engine_side, transformers_side
-from vllm.twin.finding import ModuleDifference
 from vllm.twin.recording import recorded
 from vllm.twin.setting import EngineSetting
 from vllm.twin.twin import Twin

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vllm.twin.finding import Finding, ModuleDifference
+from vllm.hf_layers.definition.finding import Finding, ModuleDifference
 from vllm.twin.setting import EngineSetting
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vllm.fork.flags import ForkFlags
+from vllm.fork.flags.fork_flags import ForkFlags
 from vllm.platforms import current_platform
 
 Steps = torch.Tensor

@@ -19,7 +19,7 @@ from tests.emulated_gpu.device import emulated_gpu
 from tests.engines import ROOT
 from vllm.deterministic import self_check
 from vllm.deterministic.self_check import EXPECTED
-from vllm.fork_ops.portable_product import portable_product
+from vllm.fork_kernels.portable.product import portable_product
 
 
 def printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:

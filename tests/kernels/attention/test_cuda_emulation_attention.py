@@ -10,7 +10,7 @@ from tests.kernels import emulated_ops as emulated
 from tests.kernels.attention.portable_attention_cases import Case, PagedCases, make_case
 from tests.kernels.emulation import GARBAGE
 from tests.kernels.portable_cases import DTYPES, assert_same, numbers
-from vllm.fork_ops.portable_attention import (
+from vllm.fork_kernels.portable.attention import (
     attention_cache_shape,
     portable_append,
     portable_attention,

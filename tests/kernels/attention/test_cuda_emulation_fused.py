@@ -12,14 +12,15 @@ from tests.emulated_gpu.library import NAMESPACE
 from tests.kernels.attention.portable_attention_cases import make_case
 from tests.kernels.attention.test_cuda_emulation_attention import SINKS, SLOPES, Batch
 from tests.kernels.portable_cases import DTYPES, assert_same, numbers
-from vllm.fork_ops import library, prepared_digits
-from vllm.fork_ops.portable_attention import (
+from vllm.fork_kernels import library
+from vllm.fork_kernels.portable import prepared_digits
+from vllm.fork_kernels.portable.attention import (
     attention_cache_shape,
     portable_attention,
     portable_rotate_append,
 )
-from vllm.fork_ops.portable_product import pack_weight, portable_product
-from vllm.fork_ops.portable_rotary import rotary_frequencies, rotary_table
+from vllm.fork_kernels.portable.product import pack_weight, portable_product
+from vllm.fork_kernels.portable.rotary import rotary_frequencies, rotary_table
 
 pytestmark = pytest.mark.usefixtures("emulated_library")
 

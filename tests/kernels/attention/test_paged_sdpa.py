@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from vllm.fork_ops import has_token_attention, paged_sdpa
-from vllm.hf_numerics.paged_attention import Heads, has_the_order
-from vllm.hf_numerics.token_orders import token_orders
+from vllm.fork_kernels import has_token_attention, paged_sdpa
+from vllm.hf_layers.attention.paged_attention import Heads, has_the_order
+from vllm.hf_layers.products.probe.token_orders import token_orders
 
 BLOCK_SIZE = 16
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -82,7 +82,7 @@ def order_of(dtype: torch.dtype, size: int) -> dict[str, Any] | None:
     return next(({"order": order} for order in orders if has_the_order(heads, order)), None)
 
 
-@pytest.mark.skipif(not takes_order(), reason="MKL has another order here: see hf_numerics")
+@pytest.mark.skipif(not takes_order(), reason="MKL has another order here: see hf_layers")
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(8, 8), (8, 2), (6, 1), (9, 3), (7, 7)])
 @pytest.mark.parametrize("size", [16, 32, 64, 80, 128, 256])
 @pytest.mark.parametrize("scale", [None, 0.25, 1.0])
@@ -109,7 +109,7 @@ def test_bits_in_one(
     assert torch.equal(paged_sdpa(**given, **order, in_one=True), one_by_one(**given))
 
 
-@pytest.mark.skipif(not takes_order(), reason="MKL has another order here: see hf_numerics")
+@pytest.mark.skipif(not takes_order(), reason="MKL has another order here: see hf_layers")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 3e38], ids=str)
 @pytest.mark.parametrize("column", [0, 64], ids=["a key", "a value"])

@@ -9,7 +9,7 @@ import torch
 from tests.kernels.attention import portable_attention_reference as reference
 from tests.kernels.attention.portable_attention_cases import Case, PagedCases, attend, make_case
 from tests.kernels.portable_cases import DTYPES, as_floats, assert_same, numbers, rounded
-from vllm.fork_ops.portable_attention import (
+from vllm.fork_kernels.portable.attention import (
     attention_cache_shape,
     portable_append,
     portable_attention,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from vllm.fork_ops import prompt_sdpa
+from vllm.fork_kernels import prompt_sdpa
 
 BLOCK_SIZE = 16
 # First row of the queries, their end, the request, the tokens up to the last query.

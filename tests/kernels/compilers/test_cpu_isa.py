@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.kernels.logits.seen_token_cases import ALL_ISAS, BEST_ISA, ISA_VARIABLE
-from vllm.fork_ops import library
+from vllm.fork_kernels import library
 
 AVAILABLE_ISAS = ALL_ISAS[ALL_ISAS.index(BEST_ISA) :]
 
@@ -37,7 +37,7 @@ def test_same_bits_with_each(isa: str) -> None:
 @pytest.mark.some(2)
 @pytest.mark.parametrize("isa", ["sse9", *ALL_ISAS[: ALL_ISAS.index(BEST_ISA)]])
 def test_one_that_is_not_there_is_an_error(isa: str) -> None:
-    done = run(isa, "-c", "import vllm.fork_ops")
+    done = run(isa, "-c", "import vllm.fork_kernels")
     assert done.returncode != 0
     sentence = (
         f"VLLM_FORK_CPU_ISA={isa} is not an instruction set that this CPU and this build have. "

@@ -22,7 +22,7 @@ from tests.kernels.logits.seen_token_cases import (
     by_hand,
 )
 from tests.kernels.machine_code import CSRC, NVCC, disassembler, run
-from vllm.fork_ops import DivisionRule
+from vllm.fork_kernels import DivisionRule
 
 ARCHITECTURES = {80, 86, 89, 90, 100, 120}
 

@@ -16,9 +16,9 @@ from tests.kernels.faults import copy_sources, misplaced
 from tests.kernels.machine_code import CSRC, KERNELS, machine_code
 from tests.kernels.portable_cases import numbers
 from tests.kernels.product.emulated_product import EmulatedProduct, TensorCores
-from vllm.fork_ops.portable_functions import Function, portable_gated
-from vllm.fork_ops.portable_norm import portable_rms_norm
-from vllm.fork_ops.portable_product import PackedWeight, pack_weight, portable_product
+from vllm.fork_kernels.portable.functions import Function, portable_gated
+from vllm.fork_kernels.portable.norm import portable_rms_norm
+from vllm.fork_kernels.portable.product import PackedWeight, pack_weight, portable_product
 
 SOURCE = Path(__file__).with_name("dependent_layer.cpp")
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.kernels.machine_code import CSRC, NVCC, machine_code, run
-from vllm.fork_ops.dependent_launches import dependent_launches
+from vllm.fork_kernels.dependent_launches import dependent_launches
 
 SOURCE = Path(__file__).with_name("several_gpus") / "launch.cpp"
 VARIABLE = "VLLM_FORK_CUDA_DEPENDENT_LAUNCH"

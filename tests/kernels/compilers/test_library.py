@@ -5,22 +5,23 @@ import subprocess
 import sys
 from pathlib import Path
 
-from vllm.fork_ops import library
+from vllm.fork_kernels import library
 
 PROGRAM = """
 import torch
-from vllm import fork_ops
-from vllm.fork_ops import library
+from vllm import fork_kernels
+from vllm.fork_kernels import library
 
 library.load()
 seen = torch.zeros(1, 2, dtype=torch.int32)
 slots = torch.zeros(1, dtype=torch.int32)
-fork_ops.mark_seen_tokens(seen, slots, slots + 40)
+fork_kernels.mark_seen_tokens(seen, slots, slots + 40)
 logits = torch.ones(1, 64)
-fork_ops.apply_repetition_penalty(logits, seen, slots, torch.full((1,), 2.0, dtype=torch.float64))
+penalties = torch.full((1,), 2.0, dtype=torch.float64)
+fork_kernels.apply_repetition_penalty(logits, seen, slots, penalties)
 one_hot = torch.zeros(1, 64).index_fill_(1, torch.tensor([9]), 1.0)
-state = fork_ops.seeded_state(0).unsqueeze(0)
-assert fork_ops.draw_tokens(one_hot, state, slots, slots.long()).tolist() == [9]
+state = fork_kernels.seeded_state(0).unsqueeze(0)
+assert fork_kernels.draw_tokens(one_hot, state, slots, slots.long()).tolist() == [9]
 print("compiled" if library.load() else "torch", logits[0].argmin().item(), logits.sum().item())
 """
 

@@ -8,12 +8,12 @@ import torch
 from tests.kernels.attention.portable_attention_cases import make_case
 from tests.kernels.logits.seen_token_cases import int32
 from tests.kernels.portable_cases import assert_same, numbers
-from vllm.fork_ops.portable_attention import attention_cache_shape
-from vllm.fork_ops.portable_functions import Function, portable_gated
-from vllm.fork_ops.portable_logits import portable_log_softmax
-from vllm.fork_ops.portable_norm import portable_rms_norm
-from vllm.fork_ops.portable_rotary import portable_rotate, rotary_frequencies, rotary_table
-from vllm.fork_ops.portable_sampling import portable_draw, portable_filter
+from vllm.fork_kernels.portable.attention import attention_cache_shape
+from vllm.fork_kernels.portable.functions import Function, portable_gated
+from vllm.fork_kernels.portable.logits import portable_log_softmax
+from vllm.fork_kernels.portable.norm import portable_rms_norm
+from vllm.fork_kernels.portable.rotary import portable_rotate, rotary_frequencies, rotary_table
+from vllm.fork_kernels.portable.sampling import portable_draw, portable_filter
 
 ROWS, SIZE = 4, 64
 

@@ -13,7 +13,7 @@ from tests.kernels.logits.seen_token_cases import (
     int32,
     random_tokens,
 )
-from vllm import fork_ops
+from vllm import fork_kernels
 
 ROWS, VOCAB_SIZE, PENALTY = 3, 1000, 1.2
 
@@ -30,15 +30,15 @@ def test_a_step(backend: str, dynamic: bool) -> None:
         penalties = torch.full(
             (logits.shape[0],), PENALTY, dtype=torch.float64, device=logits.device
         )
-        fork_ops.mark_seen_tokens(seen, slots, token_ids)
-        fork_ops.apply_repetition_penalty(scores, seen, slots, penalties)
+        fork_kernels.mark_seen_tokens(seen, slots, token_ids)
+        fork_kernels.apply_repetition_penalty(scores, seen, slots, penalties)
         return scores
 
     compiled = torch.compile(step, fullgraph=True, backend=backend, dynamic=dynamic)
     logits = adversarial_logits(ROWS, VOCAB_SIZE)
     before = logits.clone()
     tokens = random_tokens(ROWS, 10, VOCAB_SIZE)
-    seen = torch.zeros(ROWS, fork_ops.num_mask_words(VOCAB_SIZE), dtype=torch.int32)
+    seen = torch.zeros(ROWS, fork_kernels.num_mask_words(VOCAB_SIZE), dtype=torch.int32)
     for position in range(tokens.shape[1]):
         scores = compiled(logits, seen, int32(range(ROWS)), tokens[:, position].contiguous())
         expected = hugging_face(logits, tokens[:, : position + 1], PENALTY)
@@ -54,7 +54,7 @@ def test_the_torch_implementation_is_traceable(ops: Any) -> None:
         )
 
     logits = adversarial_logits(ROWS, VOCAB_SIZE)
-    seen = torch.zeros(ROWS, fork_ops.num_mask_words(VOCAB_SIZE), dtype=torch.int32)
+    seen = torch.zeros(ROWS, fork_kernels.num_mask_words(VOCAB_SIZE), dtype=torch.int32)
     eager_logits, eager_seen = logits.clone(), seen.clone()
     step(eager_seen, eager_logits)
     torch.compile(step, fullgraph=True, backend="aot_eager")(seen, logits)
@@ -64,7 +64,7 @@ def test_the_torch_implementation_is_traceable(ops: Any) -> None:
 
 def test_opcheck() -> None:
     """Torch's own tests of a custom op: schema, fake function, tracing."""
-    seen = torch.zeros(ROWS, fork_ops.num_mask_words(VOCAB_SIZE), dtype=torch.int32)
+    seen = torch.zeros(ROWS, fork_kernels.num_mask_words(VOCAB_SIZE), dtype=torch.int32)
     slots = int32(range(ROWS))
     torch.library.opcheck(
         torch.ops.vllm_fork.mark_seen_tokens.default, (seen, slots, int32([1, 2, 3]))
@@ -77,7 +77,7 @@ def test_opcheck() -> None:
 
 
 def test_opcheck_of_draws() -> None:
-    states = torch.stack([fork_ops.seeded_state(seed) for seed in range(ROWS)])
+    states = torch.stack([fork_kernels.seeded_state(seed) for seed in range(ROWS)])
     probs = torch.randn(ROWS, VOCAB_SIZE).softmax(-1)
     torch.library.opcheck(
         torch.ops.vllm_fork.draw_tokens.default,
@@ -90,6 +90,6 @@ def test_wrong_arguments_are_found_while_tracing() -> None:
         seen = torch.zeros(ROWS, 1, dtype=torch.int32)
         slots = torch.zeros(ROWS, dtype=torch.int32)
         with pytest.raises(RuntimeError, match="seen must have 32 words a row for 1000 tokens"):
-            fork_ops.apply_repetition_penalty(
+            fork_kernels.apply_repetition_penalty(
                 torch.zeros(ROWS, VOCAB_SIZE), seen, slots, torch.ones(ROWS).double()
             )

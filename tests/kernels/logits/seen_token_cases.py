@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from vllm import fork_ops
-from vllm.fork_ops import reference
+from vllm import fork_kernels
+from vllm.fork_kernels.logits import reference
 
 VOCABULARIES = (1, 31, 32, 33, 4096, 49953, 128256)
 PENALTIES = (0.5, 1.0, 1.05, 1.1, 1.2, 1.3, 2.0, 10.0)
@@ -72,7 +72,7 @@ def random_tokens(rows: int, length: int, vocab_size: int, seed: int = 1) -> tor
 def seen_of(token_ids: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """The mask of ``token_ids`` [rows, length], a slot for each row, computed with numpy."""
     rows = token_ids.shape[0]
-    words = fork_ops.num_mask_words(vocab_size)
+    words = fork_kernels.num_mask_words(vocab_size)
     bits = np.zeros((rows, words * 32), dtype=np.uint8)
     np.put_along_axis(bits, token_ids.cpu().numpy(), 1, axis=1)
     packed = np.packbits(bits, axis=1, bitorder="little").view("<i4")
@@ -86,12 +86,12 @@ def hugging_face(logits: torch.Tensor, token_ids: torch.Tensor, penalty: float) 
     return scores
 
 
-def by_hand(logits: torch.Tensor, penalty: float, rule: fork_ops.DivisionRule) -> torch.Tensor:
+def by_hand(logits: torch.Tensor, penalty: float, rule: fork_kernels.DivisionRule) -> torch.Tensor:
     """Every logit penalized with numpy's float32, which neither fuses nor flushes."""
     x = logits.numpy()
     p = np.float32(penalty)
     with np.errstate(all="ignore"):
-        by_reciprocal = rule is fork_ops.DivisionRule.RECIPROCAL
+        by_reciprocal = rule is fork_kernels.DivisionRule.RECIPROCAL
         divided = x * np.float32(1 / penalty) if by_reciprocal else x / p
         return torch.from_numpy(np.where(x < 0, x * p, divided))
 
@@ -120,15 +120,15 @@ class Torch:
         seen: torch.Tensor,
         slots: torch.Tensor,
         penalties: torch.Tensor,
-        rule: fork_ops.DivisionRule | None = None,
+        rule: fork_kernels.DivisionRule | None = None,
     ) -> None:
-        rule = rule or fork_ops.hf_division_rule(logits.device)
+        rule = rule or fork_kernels.hf_division_rule(logits.device)
         reference.apply_repetition_penalty(
-            logits, seen, slots, penalties, rule is fork_ops.DivisionRule.RECIPROCAL
+            logits, seen, slots, penalties, rule is fork_kernels.DivisionRule.RECIPROCAL
         )
 
 
-IMPLEMENTATIONS = {"compiled": fork_ops, "torch": Torch}
+IMPLEMENTATIONS = {"compiled": fork_kernels, "torch": Torch}
 
 
 def int32(values: Iterable[int], device: str = "cpu") -> torch.Tensor:

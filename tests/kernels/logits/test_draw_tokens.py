@@ -8,8 +8,13 @@ import pytest
 import torch
 
 from tests.kernels.logits.seen_token_cases import int32
-from vllm import fork_ops
-from vllm.fork_ops.mt19937 import MAX_POSITION, NUM_WORDS, read_generator, write_generator
+from vllm import fork_kernels
+from vllm.fork_kernels.logits.mt19937 import (
+    MAX_POSITION,
+    NUM_WORDS,
+    read_generator,
+    write_generator,
+)
 
 VOCABULARIES = (1, 2, 7, 15, 16, 17, 301, 311, 312, 313, 4096, 32000, 128256)
 SEEDS = (0, 1, 2**32 + 5, 2**63 - 1, 2**64 - 1, -1, -(2**63))
@@ -54,7 +59,7 @@ def scores_of(*shape: int) -> torch.Tensor:
 def generators_of(*seeds: int) -> tuple[list[torch.Generator], torch.Tensor]:
     """Torch's generators, and their states."""
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    return generators, torch.stack([fork_ops.seeded_state(seed) for seed in seeds])
+    return generators, torch.stack([fork_kernels.seeded_state(seed) for seed in seeds])
 
 
 def multinomial(probs: torch.Tensor, generators: list[torch.Generator]) -> list[int]:
@@ -144,7 +149,7 @@ def test_threads(num_threads: int) -> None:
     probs = scores_of(rows, 40_000).softmax(-1)
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
-    tokens = fork_ops.draw_tokens(probs, states, *own_states(rows))
+    tokens = fork_kernels.draw_tokens(probs, states, *own_states(rows))
     torch.set_num_threads(before)
     assert tokens.tolist() == multinomial(probs, generators)
     assert_states(states, generators)
@@ -297,9 +302,9 @@ def test_half_a_number_has_no_state() -> None:
 def test_random_states(ops: Any) -> None:
     """The global generator decides them, and they are those of a generator."""
     torch.manual_seed(4)
-    states = torch.stack([fork_ops.random_state(), fork_ops.random_state()])
+    states = torch.stack([fork_kernels.random_state(), fork_kernels.random_state()])
     torch.manual_seed(4)
-    assert torch.equal(fork_ops.random_state(), states[0])
+    assert torch.equal(fork_kernels.random_state(), states[0])
     assert (states[0] != states[1]).float().mean() > 0.9
     assert (states[:, :NUM_WORDS] < 0).float().mean().item() == pytest.approx(0.5, abs=0.1)
     generators = [torch.Generator(), torch.Generator()]

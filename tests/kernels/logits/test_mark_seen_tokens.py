@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from tests.kernels.logits.seen_token_cases import VOCABULARIES, int32, random_tokens, seen_of
-from vllm import fork_ops
+from vllm import fork_kernels
 
 
 @pytest.mark.parametrize(
     ("vocab_size", "words"), [(0, 0), (1, 1), (31, 1), (32, 1), (33, 2), (128256, 4008)]
 )
 def test_num_mask_words(vocab_size: int, words: int) -> None:
-    assert fork_ops.num_mask_words(vocab_size) == words
+    assert fork_kernels.num_mask_words(vocab_size) == words
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
@@ -76,5 +76,5 @@ def test_nothing_to_do(ops: Any, device: str, num_slots: int) -> None:
 
 
 def _zeros(rows: int, vocab_size: int, device: str) -> torch.Tensor:
-    words = fork_ops.num_mask_words(vocab_size)
+    words = fork_kernels.num_mask_words(vocab_size)
     return torch.zeros(rows, words, dtype=torch.int32, device=device)

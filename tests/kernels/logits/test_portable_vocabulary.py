@@ -17,8 +17,8 @@ from tests.kernels.portable_cases import (
     integers,
     numbers,
 )
-from vllm.fork_ops.portable_logits import portable_argmax, portable_log_softmax, portable_top_k
-from vllm.fork_ops.portable_sampling import portable_draw, portable_filter
+from vllm.fork_kernels.portable.logits import portable_argmax, portable_log_softmax, portable_top_k
+from vllm.fork_kernels.portable.sampling import portable_draw, portable_filter
 
 VOCABULARIES = (1, 2, 15, 64, 1000, 4099)
 

@@ -22,7 +22,7 @@ from tests.kernels.logits.seen_token_cases import (
     random_tokens,
     seen_of,
 )
-from vllm.fork_ops import DivisionRule
+from vllm.fork_kernels import DivisionRule
 
 
 def test_the_instruction_set_that_is_tested() -> None:

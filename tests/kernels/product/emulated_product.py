@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tests.kernels.emulation import FORMATS, Guarded, compile_emulation, pointer
-from vllm.fork_ops.portable_product import PackedWeight
+from vllm.fork_kernels.portable.product import PackedWeight
 
 SOURCE = Path(__file__).with_name("emulated_product.cpp")
 
@@ -53,7 +53,7 @@ class ProductPlan:
 
 @dataclass(frozen=True)
 class EmulatedProduct:
-    """Like the functions of ``vllm.fork_ops.portable_product``.
+    """Like the functions of ``vllm.fork_kernels.portable.product``.
 
     Attributes:
         library: what emulated_product.cpp compiles to.

@@ -12,10 +12,10 @@ import torch
 from tests.emulated_gpu.library import NAMESPACE
 from tests.kernels.portable_cases import DTYPES, assert_same, numbers
 from tests.kernels.product.portable_product_cases import bell, wild_rows
-from vllm.fork_ops import prepared_digits
-from vllm.fork_ops.portable_functions import Function, portable_gated, portable_map
-from vllm.fork_ops.portable_norm import portable_layer_norm, portable_rms_norm
-from vllm.fork_ops.portable_product import (
+from vllm.fork_kernels.portable import prepared_digits
+from vllm.fork_kernels.portable.functions import Function, portable_gated, portable_map
+from vllm.fork_kernels.portable.norm import portable_layer_norm, portable_rms_norm
+from vllm.fork_kernels.portable.product import (
     PackedWeight,
     channel_statistics,
     equalising_exponents,

@@ -9,7 +9,7 @@ from tests.kernels.portable_cases import DTYPES, assert_same
 from tests.kernels.product.emulated_product import EmulatedProduct, TensorCores
 from tests.kernels.product.portable_product_cases import CASES, Case, bell
 from tests.kernels.product.test_portable_product import exponents_for
-from vllm.fork_ops.portable_product import (
+from vllm.fork_kernels.portable.product import (
     PackedWeight,
     channel_statistics,
     pack_weight,

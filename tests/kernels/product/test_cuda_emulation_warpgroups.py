@@ -14,7 +14,7 @@ from tests.kernels.portable_cases import DTYPES, assert_same
 from tests.kernels.product.emulated_product import EmulatedProduct, TensorCores
 from tests.kernels.product.portable_product_cases import Case
 from tests.kernels.product.test_cuda_emulation_product import packed_for_both
-from vllm.fork_ops.portable_product import pack_weight, portable_product
+from vllm.fork_kernels.portable.product import pack_weight, portable_product
 
 CORES = TensorCores.INT8_WARPGROUPS
 

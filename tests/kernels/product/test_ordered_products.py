@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from vllm.fork_ops.ordered_products import Range, Step, SumOrder, ordered_products
+from vllm.fork_kernels.torch_order.ordered_products import Range, Step, SumOrder, ordered_products
 
 pytestmark = pytest.mark.skipif(
     not torch.cpu._is_avx512_supported(), reason="the operator is there with AVX-512 only"

@@ -16,7 +16,7 @@ import torch
 from tests.kernels.portable_cases import assert_same, bits, every_number, integers
 from tests.kernels.product import portable_product_reference as reference
 from tests.kernels.product.portable_product_cases import CASES, DTYPES, Case, bell, wild_rows
-from vllm.fork_ops.portable_product import (
+from vllm.fork_kernels.portable.product import (
     PackedWeight,
     channel_statistics,
     equalising_exponents,

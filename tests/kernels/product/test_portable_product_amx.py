@@ -13,7 +13,7 @@ import torch
 
 from tests.kernels.portable_cases import assert_same
 from tests.kernels.product.portable_product_cases import CASES, Case
-from vllm.fork_ops.portable_product import (
+from vllm.fork_kernels.portable.product import (
     PackedWeight,
     channel_statistics,
     equalising_exponents,

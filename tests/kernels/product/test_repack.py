@@ -8,7 +8,7 @@ import torch
 from tests.kernels.portable_cases import assert_same
 from tests.kernels.product.portable_product_cases import CASES, Case, bell
 from tests.kernels.product.test_portable_product import exponents_for, packed_weight
-from vllm.fork_ops.portable_product import (
+from vllm.fork_kernels.portable.product import (
     pack_weight,
     portable_product,
     repack_weight,

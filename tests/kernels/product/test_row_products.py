@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from vllm.fork_ops import row_orders, row_products
+from vllm.fork_kernels import row_orders, row_products
 
 pytestmark = pytest.mark.skipif(
     not torch.cpu._is_avx512_supported(), reason="the operator is there with AVX-512 only"

@@ -13,7 +13,7 @@ import torch
 from tests.kernels import emulated_ops as emulated
 from tests.kernels.product.emulated_product import EmulatedProduct, Gpu, ProductPlan, TensorCores
 from vllm.deterministic import self_check
-from vllm.fork_ops.portable_product import PackedWeight
+from vllm.fork_kernels.portable.product import PackedWeight
 
 INT8, WARPGROUPS, BFLOAT16 = TensorCores
 

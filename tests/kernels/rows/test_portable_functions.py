@@ -16,7 +16,7 @@ from tests.kernels.portable_cases import (
     numbers,
     rounded,
 )
-from vllm.fork_ops.portable_functions import Function, portable_gated, portable_map
+from vllm.fork_kernels.portable.functions import Function, portable_gated, portable_map
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

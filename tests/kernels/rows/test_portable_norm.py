@@ -9,7 +9,7 @@ import torch
 
 from tests.kernels import portable_reference as reference
 from tests.kernels.portable_cases import DTYPES, as_floats, assert_same, numbers, rounded
-from vllm.fork_ops.portable_norm import portable_layer_norm, portable_rms_norm
+from vllm.fork_kernels.portable.norm import portable_layer_norm, portable_rms_norm
 
 SIZES = (1, 64, 255, 256, 257, 1000, 4096)
 ROWS = 3

@@ -8,7 +8,7 @@ import torch
 
 from tests.kernels import portable_reference as reference
 from tests.kernels.portable_cases import DTYPES, as_floats, assert_same, numbers, rounded
-from vllm.fork_ops.portable_rotary import portable_rotate, rotary_frequencies, rotary_table
+from vllm.fork_kernels.portable.rotary import portable_rotate, rotary_frequencies, rotary_table
 
 
 @pytest.mark.parametrize(("size", "base"), [(2, 1.0), (64, 10000.0), (128, 5e5), (80, 1e6 + 0.5)])

@@ -11,14 +11,14 @@ import torch
 from torch.nn import functional
 
 from tests.kernels.portable_cases import assert_same
-from vllm.fork_ops import (
+from vllm.fork_kernels import (
     append_to_pages,
     rms_norm_rounded,
     rotate_rounded,
-    rounded_layers,
     silu_and_mul_rounded,
 )
-from vllm.hf_numerics.norms import Scaling, rms_norm
+from vllm.fork_kernels.torch_order import rounded_layers
+from vllm.hf_layers.layers.norms import Scaling, rms_norm
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 from transformers import activations as hf
 
-from vllm.fork_ops.portable_functions import Function
+from vllm.fork_kernels.portable.functions import Function
 
 _FUNCTIONS: dict[type[nn.Module], Function] = {
     nn.ReLU: Function.RELU,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from vllm.fork_ops.portable_attention import (
+from vllm.fork_kernels.portable.attention import (
     attention_cache_shape,
     portable_append,
     portable_attention,

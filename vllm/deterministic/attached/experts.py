@@ -13,8 +13,8 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts, Qw
 from vllm.deterministic.equalisation import exponents_of_columns, exponents_of_rows
 from vllm.deterministic.mixtures.experts import PackedExperts, in_parts, weighted_sums
 from vllm.deterministic.mixtures.routing import route
-from vllm.fork_ops.portable_functions import Function
-from vllm.fork_ops.portable_product import PackedWeight, pack_weight
+from vllm.fork_kernels.portable.functions import Function
+from vllm.fork_kernels.portable.product import PackedWeight, pack_weight
 
 from .activation import function_of
 from .linear import PortableLinear, pack_together

@@ -10,8 +10,8 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from vllm.deterministic import fusion
-from vllm.fork_ops.portable_functions import Function, portable_map
-from vllm.fork_ops.portable_product import (
+from vllm.fork_kernels.portable.functions import Function, portable_map
+from vllm.fork_kernels.portable.product import (
     PackedWeight,
     channel_statistics,
     equalising_exponents,

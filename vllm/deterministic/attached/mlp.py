@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from vllm.deterministic.fusion import Source
-from vllm.fork_ops.portable_functions import Function, portable_gated
+from vllm.fork_kernels.portable.functions import Function, portable_gated
 
 from .activation import function_of
 from .linear import PortableLinear, pack_together

@@ -11,7 +11,7 @@ from transformers.models.opt.modeling_opt import OPTAttention
 from transformers.pytorch_utils import Conv1D
 
 from vllm.deterministic.elementwise import PortableActivation
-from vllm.fork.modules import put_module, replace_modules
+from vllm.fork.models.modules import put_module, replace_modules
 
 from ..refusal import attach_refusal as refusal
 from .activation import function_of

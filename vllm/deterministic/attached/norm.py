@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from vllm.deterministic.fusion import Source
-from vllm.fork_ops.portable_norm import portable_layer_norm, portable_rms_norm
+from vllm.fork_kernels.portable.norm import portable_layer_norm, portable_rms_norm
 
 from .sample import TOLERANCE, difference, sample_rows
 

@@ -19,7 +19,7 @@ from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from vllm.deterministic.positions.rope_config import frequencies_of
-from vllm.fork_ops.portable_rotary import portable_rotate, rotary_frequencies, rotary_table
+from vllm.fork_kernels.portable.rotary import portable_rotate, rotary_frequencies, rotary_table
 
 from ..refusal import attach_refusal as refusal
 from .sample import difference, sample_rows

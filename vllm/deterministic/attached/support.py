@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from vllm.fork_ops import library
-from vllm.fork_ops.portable_product import has_kernels
+from vllm.fork_kernels import library
+from vllm.fork_kernels.portable.product import has_kernels
 
 from ..refusal import attach_refusal as refusal
 from .attention import NAME, NAME_IN_TRAINING

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm.fork_ops.portable_product import PackedWeight, portable_product
+from vllm.fork_kernels.portable.product import PackedWeight, portable_product
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import nn
 from vllm.deterministic.linear import adds_ranks, sums_of_ranks, whole_bias
 from vllm.deterministic.lora.adapters import Expansion, PackedAdapter
 from vllm.deterministic.refusal import refusal
-from vllm.fork_ops.portable_product import (
+from vllm.fork_kernels.portable.product import (
     channel_statistics,
     equalising_exponents,
     pack_weight,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm.fork_ops.portable_functions import Function, portable_gated
-from vllm.fork_ops.portable_product import PackedWeight, portable_product, sum_partials
+from vllm.fork_kernels.portable.functions import Function, portable_gated
+from vllm.fork_kernels.portable.product import PackedWeight, portable_product, sum_partials
 
 _MOST_PAIRS = 8192
 """Tokens times their experts that are computed at once, which bounds the memory of outputs."""

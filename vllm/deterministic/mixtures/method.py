@@ -12,10 +12,15 @@ from vllm.deterministic.linear import release_weight, sums_of_ranks
 from vllm.deterministic.mixtures.experts import PackedExperts, in_parts, weighted_sums
 from vllm.deterministic.mixtures.routing import portable_router
 from vllm.deterministic.refusal import refusal
-from vllm.fork.experts import ExpertsMethod
 from vllm.fork.live_weights.packed import PackedParameter
-from vllm.fork_ops.portable_functions import Function
-from vllm.fork_ops.portable_product import PackedWeight, pack_weight, repack_weight, sum_partials
+from vllm.fork.models.experts import ExpertsMethod
+from vllm.fork_kernels.portable.functions import Function
+from vllm.fork_kernels.portable.product import (
+    PackedWeight,
+    pack_weight,
+    repack_weight,
+    sum_partials,
+)
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from vllm.deterministic.refusal import refusal
-from vllm.fork.experts import Router
-from vllm.fork_ops.portable_functions import Function, portable_map
-from vllm.fork_ops.portable_logits import portable_log_softmax, portable_top_k
+from vllm.fork.models.experts import Router
+from vllm.fork_kernels.portable.functions import Function, portable_map
+from vllm.fork_kernels.portable.logits import portable_log_softmax, portable_top_k
 from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
 from vllm.model_executor.layers.fused_moe.router.fused_topk_router import FusedTopKRouter
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vllm.fork_ops.portable_functions import Function, portable_map
+from vllm.fork_kernels.portable.functions import Function, portable_map
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.model_executor.layers.linear import RowParallelLinear
 from vllm.model_executor.models.qwen2_moe import Qwen2MoeMLP

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from vllm.fork_ops.portable_rotary import portable_rotate
+from vllm.fork_kernels.portable.rotary import portable_rotate
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from decimal import Context, Decimal
 
 import torch
 
-from vllm.fork_ops.portable_rotary import rotary_frequencies
+from vllm.fork_kernels.portable.rotary import rotary_frequencies
 
 __all__ = [
     "dynamic_frequencies",

@@ -20,7 +20,7 @@ from vllm.deterministic.positions.rope import (
     yarn_frequencies,
     yarn_scale,
 )
-from vllm.fork_ops.portable_rotary import rotary_table
+from vllm.fork_kernels.portable.rotary import rotary_table
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding, RotaryEmbeddingBase
 from vllm.model_executor.layers.rotary_embedding.dynamic_ntk_scaling_rope import (
     DynamicNTKScalingRotaryEmbedding,

@@ -14,7 +14,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.fork.checked_adapters import CheckedAdapters
 from vllm.fork.live_weights.registry import REFUSED
 from vllm.fork.live_weights.worker import AS_LOADED, IN_PLACE_OF_UPSTREAMS, State, weights_state
-from vllm.fork.worker_replies import taking_all_replies
+from vllm.fork.processes.worker_replies import taking_all_replies
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import RequestStatus
 

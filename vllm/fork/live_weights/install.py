@@ -7,12 +7,12 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from vllm.fork.checkpoint_files import use_hf_files
-from vllm.fork.flags import ForkFlags
+from vllm.fork.flags.fork_flags import ForkFlags
 from vllm.fork.live_weights.arguments import RECEIPTS, named
 from vllm.fork.live_weights.model import LiveWeights
 from vllm.fork.live_weights.registry import remember_live_weights
 from vllm.fork.live_weights.upstream_layers import UnknownPacking
+from vllm.fork.startup.checkpoint_files import use_hf_files
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 

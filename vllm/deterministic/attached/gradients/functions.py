@@ -10,7 +10,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from vllm.fork_ops.portable_functions import Function, portable_gated, portable_map
+from vllm.fork_kernels.portable.functions import Function, portable_gated, portable_map
 
 __all__ = ["elementwise", "gated"]
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from vllm.fork_ops.portable_logits import portable_log_softmax
-from vllm.fork_ops.portable_sampling import portable_filter
+from vllm.fork_kernels.portable.logits import portable_log_softmax
+from vllm.fork_kernels.portable.sampling import portable_filter
 
 __all__ = ["filtered", "log_probs_of"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from vllm.fork_ops.portable_norm import portable_layer_norm, portable_rms_norm
+from vllm.fork_kernels.portable.norm import portable_layer_norm, portable_rms_norm
 
 __all__ = ["layer_norm", "rms_norm"]
 

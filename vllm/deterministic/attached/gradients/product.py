@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from vllm.fork_ops.portable_product import PackedWeight, portable_product, sum_partials
+from vllm.fork_kernels.portable.product import PackedWeight, portable_product, sum_partials
 
 __all__ = ["product", "sum_with_share"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vllm.fork_ops.portable_product import PackedWeight
+from vllm.fork_kernels.portable.product import PackedWeight
 
 from ...refusal import attach_refusal as refusal
 from ..gradients.product import product, sum_with_share

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from vllm.deterministic.mixtures.experts import PackedExperts, in_parts
-from vllm.fork_ops.portable_functions import Function
+from vllm.fork_kernels.portable.functions import Function
 
 from ..gradients.functions import gated
 from ..gradients.mixture import route, weighted_sums

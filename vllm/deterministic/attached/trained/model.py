@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.models.opt.modeling_opt import OPTAttention
 from transformers.pytorch_utils import Conv1D
 
-from vllm.fork.modules import replace_modules
+from vllm.fork.models.modules import replace_modules
 
 from ..activation import function_of
 from ..attention import NAME_IN_TRAINING

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from vllm.fork_ops.portable_functions import Function
-from vllm.fork_ops.portable_product import PackedWeight
+from vllm.fork_kernels.portable.functions import Function
+from vllm.fork_kernels.portable.product import PackedWeight
 
 from ..gradients.functions import elementwise, gated
 from ..gradients.norm import layer_norm, rms_norm

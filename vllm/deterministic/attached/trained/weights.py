@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from vllm.fork_ops.portable_product import PackedWeight
+from vllm.fork_kernels.portable.product import PackedWeight
 
 from ..experts import pack_experts
 from ..linear import pack_matrices

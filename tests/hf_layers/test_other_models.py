@@ -1,0 +1,76 @@
+"""Models with layers that hf_compat does not know: Mamba's and linear attention's.
+
+Their engine has Hugging Face's rules for logits, and vLLM's bits; exact mode refuses them by name.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    Mamba2Config,
+    PreTrainedModel,
+    Qwen3NextConfig,
+)
+
+from tests.engines import bundled_engine
+from vllm.hf_layers.layers.linear import HFLinearMethod
+from vllm.hf_model.alone import make_pages
+
+MAMBA2: dict[str, Any] = {
+    "hidden_size": 64, "state_size": 16, "num_heads": 8, "head_dim": 16, "n_groups": 1,
+    "chunk_size": 16, "num_hidden_layers": 2, "vocab_size": 4096, "bos_token_id": 1,
+    "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+QWEN3_NEXT: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 64, "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2, "linear_key_head_dim": 32, "linear_value_head_dim": 32,
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32, "vocab_size": 4096,
+}  # fmt: skip
+
+
+def made(config: Any) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        (Mamba2Config(**MAMBA2), "Mamba2ForCausalLM, which keeps no keys and values: use hf_comp"),
+        (Qwen3NextConfig(**QWEN3_NEXT), "Qwen3NextForCausalLM, which has a LinearAttention"),
+    ],
+    ids=["mamba2", "qwen3-next"],
+)
+def test_exact_mode_refuses_them(config: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=f'^hf_compat="exact" does not support {sentence}'):
+        make_pages(made(config))
+
+
+def test_a_convolution_in_a_linear_layer_is_left_alone() -> None:
+    layer = nn.Module()
+    layer.weight = nn.Parameter(torch.zeros(8, 1, 4, dtype=torch.bfloat16), requires_grad=False)
+    HFLinearMethod().process_weights_after_loading(layer)
+    assert layer.weight.shape == (8, 1, 4)
+
+
+def test_mamba_answers_with_hf_compat_in_16_bits(tmp_path: Path) -> None:
+    """Greedily, with a penalty: vLLM's logits by Hugging Face's rules."""
+    made(Mamba2Config(**MAMBA2)).bfloat16().save_pretrained(tmp_path)
+    arguments: dict[str, Any] = {"dtype": "bfloat16", "max_num_batched_tokens": 1024}
+    with bundled_engine(model=str(tmp_path), skip_tokenizer_init=True, **arguments) as llm:
+        prompt: Any = {"prompt_token_ids": [1, 5, 9]}
+        answer = llm.generate(prompt, max_new_tokens=8, min_new_tokens=8, use_tqdm=False)
+        assert len(answer[0].outputs[0].token_ids) == 8
+        once = llm.generate(
+            prompt, max_new_tokens=8, min_new_tokens=8, no_repeat_ngram_size=1, use_tqdm=False
+        )[0].outputs[0]
+        assert len(set(once.token_ids)) == 8

@@ -1,0 +1,1 @@
+"""What upstream's models are made of: their parts, replaced and watched."""

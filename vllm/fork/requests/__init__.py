@@ -1,0 +1,1 @@
+"""What no engine can take, whatever the flags: token ids, bodies, pictures."""

@@ -1,0 +1,63 @@
+"""The fork's compiled operators, and their torch implementations where no library is built.
+
+Importing this package loads the library and needs torch only, none of the engine.
+
+* :mod:`.seen_tokens` - the tokens that a request has seen, and the repetition penalty on them.
+* :mod:`.multinomial` - sampling on CPU with a generator for each request.
+* :mod:`.paged_sdpa` - attention of single tokens to keys and values in pages on CPU.
+* :mod:`.prompt_sdpa` - attention in prompts, likewise.
+* :mod:`.row_products` - products of single rows with a weight on CPU.
+* :mod:`.rounded_layers` - norms, rotary embeddings and the cache's keys and values, in 16 bits on
+  CPU.
+* :mod:`.portable_functions`, :mod:`.portable_norm`, :mod:`.portable_rotary`,
+  :mod:`.portable_attention`, :mod:`.portable_product`, :mod:`.portable_logits`,
+  :mod:`.portable_sampling` - operations whose bits are specified, in docs/numerics, and the same on
+  every machine.
+* :mod:`.dependent_launches` - whether kernels of a GPU begin while the one before still runs.
+* :mod:`.mt19937` - the states of these generators.
+* :mod:`.library` - where the compiled library is found.
+* :mod:`.reference` - the same operators in plain torch.
+"""
+
+from vllm.fork_kernels.logits.mt19937 import random_state, seeded_state
+from vllm.fork_kernels.logits.multinomial import draw_tokens
+from vllm.fork_kernels.logits.seen_tokens import (
+    DivisionRule,
+    apply_repetition_penalty,
+    hf_division_rule,
+    mark_seen_tokens,
+    num_mask_words,
+)
+from vllm.fork_kernels.torch_order.paged_sdpa import has_paged_sdpa, has_token_attention, paged_sdpa
+from vllm.fork_kernels.torch_order.prompt_sdpa import has_prompt_order, prompt_sdpa
+from vllm.fork_kernels.torch_order.rounded_layers import (
+    append_to_pages,
+    has_rounded_layers,
+    rms_norm_rounded,
+    rotate_rounded,
+    silu_and_mul_rounded,
+)
+from vllm.fork_kernels.torch_order.row_products import row_orders, row_products
+
+__all__ = [
+    "DivisionRule",
+    "append_to_pages",
+    "apply_repetition_penalty",
+    "draw_tokens",
+    "has_paged_sdpa",
+    "has_prompt_order",
+    "has_rounded_layers",
+    "has_token_attention",
+    "hf_division_rule",
+    "mark_seen_tokens",
+    "num_mask_words",
+    "paged_sdpa",
+    "prompt_sdpa",
+    "random_state",
+    "rms_norm_rounded",
+    "rotate_rounded",
+    "row_orders",
+    "row_products",
+    "seeded_state",
+    "silu_and_mul_rounded",
+]

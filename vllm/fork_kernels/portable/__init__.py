@@ -1,0 +1,1 @@
+"""Operators whose bits are specified, in docs/numerics, and the same on every machine."""

@@ -1,0 +1,1 @@
+"""What a request has to keep for its receipt (`vllm.receipts` issues it)."""

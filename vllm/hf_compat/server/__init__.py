@@ -1,0 +1,1 @@
+"""What the server takes and gives: bodies with HF's fields, their limits, and its routes."""

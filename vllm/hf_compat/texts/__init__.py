@@ -1,0 +1,1 @@
+"""Where a text ends, and what it says: HF's stopping criteria, and characters of several tokens."""

@@ -1,0 +1,1 @@
+"""Attention in the shapes that it has in `generate()`: prompts, and single tokens."""

@@ -1,0 +1,1 @@
+"""The layers: linear, norms, rotary embeddings, activations, mixtures of experts."""

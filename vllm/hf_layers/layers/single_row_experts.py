@@ -1,0 +1,115 @@
+"""Experts of many requests' single tokens, with the bits that each token has alone.
+
+A token alone is one row for each of its experts. Rows that go to the same expert share a product
+here, as far as `single_row_products` finds that this keeps their bits; all that lies between the
+products is computed for each token in the shapes that it has alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.integrations.moe import _grouped_linear
+
+from vllm.hf_layers.products.single_row_products import RowPlan, RowsApart
+
+PLAIN_MIXTURES = {"mixtral", "olmoe", "qwen3_moe"}
+"""Models whose mixture in Transformers is a ``gate`` that routes, and ``experts`` with all weights
+in two tensors, with nothing but reshapes around them."""
+
+
+class ExpertLinear(nn.Linear):
+    """The product of one expert, as Transformers computes it when it groups rows by expert."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the products of x [..., in_features], [..., out_features]."""
+        return expert_product(x.flatten(0, -2), self.weight, None).view(*x.shape[:-1], -1)
+
+
+def expert_product(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the products of x [n, in_features] with weight [out_features, in_features].
+
+    Source: ``transformers.integrations.moe._grouped_linear``, with one group, and no biases.
+    """
+    assert bias is None
+    offsets = torch.tensor([len(x)], dtype=torch.int32, device=x.device)
+    return _grouped_linear(x, weight[None], offsets)
+
+
+class RowExperts:
+    """Computes the experts of tokens that are alone.
+
+    Source: ``transformers.integrations.moe.grouped_mm_experts_forward``, of one token.
+
+    Args:
+        experts: Transformers' module (``MixtralExperts``, for one). Its tokens are computed one by
+            one unless it multiplies rows grouped by expert, which it does by default.
+    """
+
+    def __init__(self, experts: Any) -> None:
+        self._experts = experts
+        self._can_share = can_share_products(experts)
+        if self._can_share:
+            self._gate_up, self._down = (
+                RowsApart(RowPlan.of_weight(weights[0], False, ExpertLinear), expert_product)
+                for weights in (experts.gate_up_proj, experts.down_proj)
+            )
+
+    def __call__(
+        self, x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the weighted sum of each token's experts, like `x`.
+
+        Args:
+            x: [num_tokens, hidden_size].
+            top_k_index: int64 [num_tokens, top_k].
+            top_k_weights: of the same shape.
+        """
+        if len(x) < 2 or not self._can_share:
+            tokens = zip(x.split(1), top_k_index.split(1), top_k_weights.split(1), strict=True)
+            return torch.cat([self._experts(*token) for token in tokens])
+        top_k = top_k_index.shape[1]
+        order = top_k_index.argsort(dim=-1)  # a token's rows lie in the order of their experts
+        experts = top_k_index.gather(1, order).flatten()
+        by_expert = experts.argsort()
+        counts = experts.bincount(minlength=self._experts.num_experts).tolist()
+        rows = x.repeat_interleave(top_k, dim=0)
+        rows = _products(self._gate_up, rows, self._experts.gate_up_proj, by_expert, counts)
+        rows = torch.cat([self._experts._apply_gate(own) for own in rows.split(top_k)])
+        rows = _products(self._down, rows, self._experts.down_proj, by_expert, counts)
+        weighted = rows.view(*order.shape, -1) * top_k_weights.gather(1, order)[..., None]
+        weighted = weighted.take_along_dim(order.argsort(dim=-1)[..., None], dim=1)
+        return torch.cat([own.sum(dim=1) for own in weighted.split(1)]).to(x.dtype)
+
+
+def _products(
+    apart: RowsApart,
+    rows: torch.Tensor,
+    weights: torch.Tensor,
+    order: torch.Tensor,
+    counts: list[int],
+) -> torch.Tensor:
+    """Return the product of each row with the weight of its expert.
+
+    Args:
+        apart: multiplies the rows of one expert.
+        rows: [n, in_features].
+        weights: [num_experts, out_features, in_features].
+        order: int64 [n], of the rows when they are sorted by expert.
+        counts: rows of each expert.
+    """
+    shares = zip(rows[order].split(counts), weights, strict=True)
+    products = torch.cat([apart(own, weight, None) for own, weight in shares if len(own)])
+    found = torch.empty_like(products)
+    found[order] = products
+    return found
+
+
+def can_share_products(experts: Any) -> bool:
+    """Whether experts multiply rows grouped by expert, with weights as ``nn.Linear`` has them."""
+    is_plain = experts.has_gate and not (experts.has_bias or experts.is_transposed)
+    return bool(is_plain and experts.config._experts_implementation == "grouped_mm")

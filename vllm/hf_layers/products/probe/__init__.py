@@ -1,0 +1,1 @@
+"""In which order a library adds, found out by products whose terms cancel."""

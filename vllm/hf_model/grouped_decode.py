@@ -1,0 +1,288 @@
+"""The next tokens of many requests at once, where that is proven to leave every bit as it is.
+
+Between its matrix products a decoder treats rows alone, so several requests' tokens can share one
+call of the model if the products (`single_row_products`) and attention keep to each request's own
+shapes.
+Attention does, by calling Transformers' own function for each request with its keys and values.
+Whether the whole gives the bits of one request after the other is tried when the engine starts, on
+the loaded weights; if it does not, requests are computed alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import DynamicCache, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from vllm.fork_kernels import has_paged_sdpa
+from vllm.fork_kernels.torch_order.decoder_rows import RowsInPages
+from vllm.hf_layers.attention.paged_attention import attend_in_pages
+from vllm.hf_model.alone import sliding_windows
+from vllm.hf_model.attention_name import AttentionName
+from vllm.hf_model.group import Group
+from vllm.hf_model.kv_pages import LayerPages
+from vllm.hf_model.one_operator import OneOperator
+
+_ROPES = {"default", "linear", "llama3", "yarn"}  # others look at how long a sequence is
+
+
+class PagesAreReadError(AttributeError):
+    """A model computes with what is cached before it attends to it."""
+
+
+class NoTensor:
+    """Stands for keys and values on their way through a model, which may only hand them on."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse what only tensors have.
+
+        Raises:
+            PagesAreReadError: always.
+        """
+        raise PagesAreReadError(f"keys and values of a group are no tensor, with {name!r}")
+
+
+@dataclass
+class GroupPages(NoTensor):
+    """Keys and values of several requests, which stay where they are until they are needed.
+
+    Attributes:
+        pages: of the layer.
+        blocks: int32 [num_requests, max_blocks].
+        starts: int64 [num_requests], the first token of each that is attended to.
+        stops: int64 [num_requests], the token after the last one.
+    """
+
+    pages: LayerPages
+    blocks: torch.Tensor
+    starts: torch.Tensor
+    stops: torch.Tensor
+
+    def read(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the keys and values of one request (`LayerPages.read`)."""
+        key, value = self.pages.read(self.blocks[i], int(self.starts[i]), int(self.stops[i]))
+        return key.contiguous(), value.contiguous()
+
+
+Places = dict[int | None, RowsInPages]
+"""Where the newest tokens of requests are, for each sliding window of a model, None without."""
+
+
+def places_of(
+    windows: Iterable[int | None],
+    blocks: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+) -> Places:
+    """Return where the newest token of each request is, and what it sees.
+
+    Args:
+        windows: of the layers.
+        blocks: int32 [num_requests, max_blocks].
+        positions: int64 [num_requests].
+        slots: int64 [num_requests] (`LayerPages.slots_of`).
+    """
+    stops = positions + 1
+    starts = {
+        window: torch.zeros_like(positions)
+        if window is None
+        else torch.clamp_min(stops - window, 0)
+        for window in set(windows)
+    }
+    return {window: RowsInPages(slots, blocks, own, stops) for window, own in starts.items()}
+
+
+class GroupCache(DynamicCache):
+    """HF's cache as a model's layers call it, for one new token of several requests.
+
+    Args:
+        layers: the pages of each layer.
+        windows: the sliding window of each layer, None without.
+        places: of the new tokens.
+        positions: of the new tokens.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerPages],
+        windows: Sequence[int | None],
+        places: Places,
+        positions: Sequence[int],
+    ) -> None:
+        super().__init__()
+        self._pages, self._places = layers, [places[window] for window in windows]
+        self._last = max(positions)
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *_: Any,
+        **__: Any,
+    ) -> tuple[Any, Any]:
+        """Store [num_requests, num_heads, 1, head_size]; return where all are, twice."""
+        pages, place = self._pages[layer_idx], self._places[layer_idx]
+        pages.write(place.slots, key_states[:, :, 0], value_states[:, :, 0])
+        found = GroupPages(pages, place.blocks, place.starts, place.stops)
+        return found, found
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the length of the longest sequence; masks and positions do not follow from it."""
+        return self._last
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """As ``DynamicCache.get_mask_sizes``, for masks that are not made."""
+        return self._last + query_length, 0
+
+
+def can_group(model: PreTrainedModel) -> bool:
+    """Whether a model's attention can be called for each request alone."""
+    config = model.config.get_text_config(decoder=True)
+    ropes = getattr(config, "rope_parameters", None) or {}
+    kinds = {
+        one.get("rope_type", "default")
+        for one in ([ropes] if "rope_type" in ropes else ropes.values())
+        if isinstance(one, dict)
+    }
+    return (
+        bool(getattr(model, "_supports_attention_backend", False))
+        and getattr(model, "hf_quantizer", None) is None
+        and model.config._attn_implementation in _GROUPED
+        and kinds <= _ROPES
+    )
+
+
+class GroupedDecode:
+    """Computes one token of each of several requests.
+
+    Args:
+        model: for which `can_group` holds.
+        layers: the pages of each layer.
+        group: of the layers that stand in for the model's (`stand_in`).
+        operator: of all layers, where there is one.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        layers: Sequence[LayerPages],
+        group: Group,
+        operator: OneOperator | None = None,
+    ) -> None:
+        self._model = model
+        self._layers = layers
+        self._operator = operator
+        self._windows = sliding_windows(model, len(layers))
+        self._attention = AttentionName(model, _GROUPED[model.config._attn_implementation])
+        self._group = group
+
+    def __call__(
+        self,
+        token_ids: torch.Tensor,
+        blocks: torch.Tensor,
+        positions: Sequence[int],
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the next logits of each request, [num_requests, vocab_size].
+
+        Args:
+            token_ids: int64 [num_requests], the newest tokens.
+            blocks: int [num_requests, max_blocks].
+            positions: theirs.
+            slots: int64 [num_requests], their places (`LayerPages.slots_of`).
+
+        Raises:
+            PagesAreReadError: the model's requests cannot be computed together.
+        """
+        position_ids = torch.tensor(positions, device=token_ids.device)
+        places = places_of(self._windows, blocks, position_ids, slots)
+        if self._operator is not None and self._operator.takes_tokens:
+            of_layers = [places[window] for window in self._windows]
+            return self._operator.tokens(token_ids, positions, position_ids, of_layers)
+        with self._group.of_rows(), self._attention.is_used():
+            output = self._model(
+                input_ids=token_ids[:, None],
+                position_ids=position_ids[:, None],
+                past_key_values=GroupCache(self._layers, self._windows, places, positions),
+                use_cache=True,
+                return_dict=True,
+            )
+        return output.logits[:, -1]
+
+
+def _attend_as(stock: str) -> Callable[..., Any]:
+    """Return an attention function of Transformers for the `GroupPages` of a group."""
+
+    def attend(
+        module: nn.Module,
+        query: torch.Tensor,
+        found: GroupPages,
+        _: GroupPages,
+        mask: object,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
+        function = (
+            sys.modules[type(module).__module__].eager_attention_forward
+            if stock == "eager"
+            else ALL_ATTENTION_FUNCTIONS[stock]
+        )
+        is_gqa = getattr(module, "num_key_value_groups", 1) > 1
+        if function is sdpa_attention_forward and calls_only_sdpa(found.pages, is_gqa, **kwargs):
+            return _attend_in_pages(query, found, is_gqa, **kwargs), None
+        one = [
+            function(module, query[i : i + 1], *found.read(i), None, **kwargs)[0]
+            for i in range(len(query))
+        ]
+        return torch.cat(one), None
+
+    return attend
+
+
+def calls_only_sdpa(
+    pages: LayerPages, is_gqa: bool, position_bias: object = None, **_: object
+) -> bool:
+    """Whether all that ``sdpa_attention_forward`` would do is call PyTorch's function, for which
+    there is an operator.
+    """
+    repeats_heads = is_gqa and not pages.key_size == pages.value_size <= 256
+    return has_paged_sdpa(pages.kv_cache.device) and position_bias is None and not repeats_heads
+
+
+def _attend_in_pages(
+    query: torch.Tensor,
+    found: GroupPages,
+    is_gqa: bool,
+    scaling: float | None = None,
+    **_: object,
+) -> torch.Tensor:
+    """As ``sdpa_attention_forward`` of each request: one token needs no mask and no dropout."""
+    pages = found.pages
+    return attend_in_pages(
+        query,
+        pages.kv_cache,
+        found.blocks,
+        found.starts,
+        found.stops,
+        key_size=pages.key_size,
+        scale=scaling,
+        enable_gqa=is_gqa,
+    )
+
+
+def _no_mask(*_: object, **__: object) -> None:
+    """Return no mask: a request's newest token sees all keys that it is given."""
+
+
+_GROUPED = {stock: f"vllm_exact_{stock}" for stock in ("sdpa", "eager")}
+for _stock, _grouped in _GROUPED.items():
+    ALL_ATTENTION_FUNCTIONS.register(_grouped, _attend_as(_stock))
+    ALL_MASK_ATTENTION_FUNCTIONS.register(_grouped, _no_mask)

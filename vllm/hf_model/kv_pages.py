@@ -1,0 +1,175 @@
+"""The keys and values of a Transformers model in the blocks of vLLM's KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from vllm.fork_kernels import append_to_pages
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionMetadataBuilder,
+    CommonAttentionMetadata,
+    MultipleOf,
+)
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheLayout, KVCacheSpec
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+@dataclass
+class StepMetadata:
+    """Where the tokens of a step are, for each request of the batch.
+
+    Attributes:
+        starts: the first token of each request among those of the step, and the end of the last.
+        seq_lens: tokens of each request, those of the step included.
+        block_table: int32 [num_requests, max_blocks].
+        slots: int64, the place of each token of the step (`LayerPages.slots_of`), which the next
+            step overwrites.
+    """
+
+    starts: list[int]
+    seq_lens: list[int]
+    block_table: torch.Tensor
+    slots: torch.Tensor
+
+
+class StepMetadataBuilder(AttentionMetadataBuilder[Any]):
+    """Makes `StepMetadata`."""
+
+    def __init__(
+        self,
+        kv_cache_spec: Any,
+        layer_names: list[str],
+        vllm_config: VllmConfig,
+        device: torch.device,
+    ) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> StepMetadata:
+        """As ``AttentionMetadataBuilder.build``."""
+        common = common_attn_metadata
+        return StepMetadata(
+            starts=common.query_start_loc_cpu[: common.num_reqs + 1].tolist(),
+            seq_lens=common.seq_lens[: common.num_reqs].tolist(),
+            block_table=common.block_table_tensor,
+            slots=common.slot_mapping,
+        )
+
+
+class PagesBackend(AttentionBackend):
+    """Tells vLLM how the KV cache is laid out; attention itself is the model's."""
+
+    @staticmethod
+    def get_name() -> str:
+        """As ``AttentionBackend.get_name``."""
+        return "HF_EXACT"
+
+    @staticmethod
+    def get_impl_cls() -> Any:
+        """There is none: no layer of vLLM computes attention."""
+        raise NotImplementedError("the Transformers model computes its attention itself")
+
+    @staticmethod
+    def get_builder_cls() -> type[StepMetadataBuilder]:
+        """As ``AttentionBackend.get_builder_cls``."""
+        return StepMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
+        """Any size will do."""
+        return [MultipleOf(1)]
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
+        """Tokens of a head and block are neighbours, keys and values of a token too."""
+        return (KVCacheLayout.LBHNC,)
+
+
+class LayerPages(AttentionLayerBase):
+    """The part of the KV cache that holds one layer's keys and values.
+
+    Args:
+        num_heads: of keys and values as the model caches them.
+        key_size: of a head.
+        value_size: of a head.
+        dtype: as the model computes them.
+    """
+
+    def __init__(self, num_heads: int, key_size: int, value_size: int, dtype: torch.dtype) -> None:
+        self.num_heads, self.key_size, self.value_size = num_heads, key_size, value_size
+        self.dtype = dtype
+        self.kv_cache = torch.empty(0)  # until vLLM binds it
+
+    def get_attn_backend(self) -> type[AttentionBackend]:
+        """As ``AttentionLayerBase.get_attn_backend``."""
+        return PagesBackend
+
+    def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec:
+        """As ``AttentionLayerBase.get_kv_cache_spec``; a sliding window keeps its blocks too."""
+        return FullAttentionSpec(
+            block_size=vllm_config.cache_config.block_size,
+            num_kv_heads=self.num_heads,
+            head_size=self.key_size,
+            head_size_v=self.value_size,
+            dtype=self.dtype,
+        )
+
+    def read(
+        self, blocks: torch.Tensor, start: int, stop: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return copies of some keys and values.
+
+        Args:
+            blocks: int [num_blocks], of the request.
+            start: the first position.
+            stop: the position after the last one.
+
+        Returns:
+            [1, num_heads, stop - start, key_size] and the same for values.
+        """
+        size = self._block_size
+        first, last = start // size, -(-stop // size)
+        pages = self.kv_cache[blocks[first:last]].transpose(0, 1).flatten(1, 2)
+        found = pages[None, :, start - first * size : stop - first * size]
+        return found[..., : self.key_size], found[..., self.key_size :]
+
+    def write(self, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store keys and values.
+
+        Args:
+            slots: int64 [num_tokens] (`slots_of`).
+            keys: [num_tokens, num_heads, key_size].
+            values: [num_tokens, num_heads, value_size].
+        """
+        keys, values = (x if x.stride(-1) == 1 else x.contiguous() for x in (keys, values))
+        append_to_pages(self.kv_cache, keys, values, slots)
+
+    def slots_of(self, blocks: torch.Tensor, spans: Iterable[tuple[int, int]]) -> torch.Tensor:
+        """Return the places of tokens, in all layers; int64 [num_tokens].
+
+        Args:
+            blocks: int [num_requests, max_blocks].
+            spans: the first token of each request, and the one after its last.
+        """
+        size = self._block_size
+        places = []
+        for own, (start, stop) in zip(blocks, spans, strict=True):
+            positions = torch.arange(start, stop, device=blocks.device)
+            places.append(own[positions // size].long() * size + positions % size)
+        return torch.cat(places)
+
+    @property
+    def _block_size(self) -> int:
+        return self.kv_cache.shape[2]

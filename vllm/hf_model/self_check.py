@@ -1,0 +1,171 @@
+"""Which groups of requests have the bits of requests alone, on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from vllm.hf_layers.products.single_row_products import GROUP_SIZES as SEVERAL
+from vllm.hf_layers.products.single_row_products import same_bits
+from vllm.hf_model.alone import Alone
+from vllm.hf_model.grouped_decode import GroupedDecode, PagesAreReadError
+from vllm.hf_model.grouped_prompts import GroupedPrompts
+from vllm.hf_model.kv_pages import LayerPages
+from vllm.hf_model.operations import Operations
+
+GROUP_SIZES = (2 * SEVERAL[0], *SEVERAL, 1)
+"""How many requests are computed as a group; a single one, too."""
+
+_BLOCK_SIZE = 16
+_NUM_BLOCKS = 4  # of each request
+_PROMPTS = (2, 33, 64, 17, 100, 5, 48)  # tokens of each; more than FEW are multiplied otherwise
+_PROMPT_BLOCKS = 7  # of each
+
+
+@torch.inference_mode()
+def equal_group_sizes(
+    grouped: GroupedDecode,
+    alone: Alone,
+    layers: Sequence[LayerPages],
+    vocab_size: int,
+    device: torch.device,
+) -> list[int]:
+    """Return which of `GROUP_SIZES` give every request the logits, keys and values it has alone.
+
+    Args:
+        grouped: what is tried.
+        alone: computes one request.
+        layers: the pages of each layer, for which others stand in meanwhile.
+        vocab_size: of the model.
+        device: of the model.
+    """
+    count = SEVERAL[0]
+    # Texts of different lengths, the longest of which fills its blocks.
+    lengths = [1 + i * (_BLOCK_SIZE * _NUM_BLOCKS - 2) // (count - 1) for i in range(count)]
+    texts = [text.to(device) for text in _texts([length + 1 for length in lengths], vocab_size)]
+    blocks = torch.arange(GROUP_SIZES[0] * _NUM_BLOCKS, dtype=torch.int32, device=device)
+    blocks = blocks.view(-1, _NUM_BLOCKS)
+    with _own_pages(layers, count * _NUM_BLOCKS, device):
+        for text, length, own in zip(texts, lengths, blocks, strict=False):
+            alone(text[:, :length], 0, own)
+        before = [layer.kv_cache.clone() for layer in layers]
+        expected = [
+            alone(text, n, own)[0] for text, n, own in zip(texts, lengths, blocks, strict=False)
+        ]
+        after = [layer.kv_cache.clone() for layer in layers]
+
+        def is_equal(size: int) -> bool:
+            """Whether groups of a size are; all texts come as often as they fill one."""
+            times = -(-size // count)
+            for layer, pages in zip(layers, before, strict=True):
+                layer.kv_cache = torch.cat([pages] * times)
+            for first in range(0, times * count, size):
+                part = slice(first, first + size)
+                own = (texts * times)[part]
+                logits = _next_logits(grouped, own, blocks[part], layers[0])
+                if not same_bits(logits, torch.cat((expected * times)[part])):
+                    return False
+            return all(
+                same_bits(layer.kv_cache, torch.cat([pages] * times))
+                for layer, pages in zip(layers, after, strict=True)
+            )
+
+        try:
+            return [size for size in GROUP_SIZES if is_equal(size)]
+        except PagesAreReadError:
+            return []
+
+
+def _next_logits(
+    grouped: GroupedDecode, texts: list[torch.Tensor], blocks: torch.Tensor, pages: LayerPages
+) -> torch.Tensor:
+    """Return what comes behind texts, of which all but the last tokens have been computed."""
+    positions = [text.shape[1] - 1 for text in texts]
+    slots = pages.slots_of(blocks, [(one, one + 1) for one in positions])
+    return grouped(torch.cat([text[0, -1:] for text in texts]), blocks, positions, slots)
+
+
+def _texts(lengths: list[int], vocab_size: int) -> list[torch.Tensor]:
+    """Return random tokens, int64 [1, length] each."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(vocab_size, (1, length), generator=generator) for length in lengths]
+
+
+@torch.inference_mode()
+def why_no_prompts(
+    model: nn.Module,
+    grouped: GroupedPrompts,
+    alone: Alone,
+    layers: Sequence[LayerPages],
+    vocab_size: int,
+) -> str | None:
+    """Return why prompts are not computed together; None if each has the logits, keys and values
+    that it has alone.
+
+    Lengths that are not tried are equal, too, if nothing but the layers with stand-ins depends on
+    them, which is looked at.
+
+    Args:
+        model: of `grouped`, with its stand-ins.
+        grouped: what is tried.
+        alone: computes one request.
+        layers: the pages of each layer, for which others stand in meanwhile.
+        vocab_size: of the model.
+    """
+    prompts = [text[0] for text in _texts([*_PROMPTS], vocab_size)]
+    groups = grouped.split(dict(enumerate(map(len, prompts))))
+    if not groups:
+        return "its windows are too narrow"
+    prompts = [prompts[i] for i in groups[0]]
+    spans = [(0, len(prompt)) for prompt in prompts]
+    num_blocks = len(prompts) * _PROMPT_BLOCKS
+    blocks = torch.arange(num_blocks, dtype=torch.int32).view(-1, _PROMPT_BLOCKS)
+    with _own_pages(layers, num_blocks, blocks.device):
+        expected = [
+            alone(prompt[None], 0, own)[0] for prompt, own in zip(prompts, blocks, strict=True)
+        ]
+        after = [layer.kv_cache.clone() for layer in layers]
+
+        def are_equal(groups: list[slice]) -> bool:
+            for layer in layers:
+                layer.kv_cache.zero_()
+            logits = [
+                grouped(prompts[one], blocks[one], layers[0].slots_of(blocks[one], spans[one]))
+                for one in groups
+            ]
+            return same_bits(torch.cat(logits), torch.cat(expected)) and all(
+                same_bits(layer.kv_cache, pages) for layer, pages in zip(layers, after, strict=True)
+            )
+
+        try:
+            with Operations(model) as operations:  # hooks modules, which are called then
+                is_equal = are_equal([slice(None)])
+            is_equal = is_equal and are_equal([slice(None)])
+        except Exception as error:  # a model's own code may not take what it is given
+            return f"it cannot be called for several ({type(error).__name__}: {error})"
+        if operations.others:
+            return f"what it does might depend on others ({', '.join(sorted(operations.others))})"
+        if not is_equal:
+            return "others would change their bits"
+        if grouped.is_one_operator:
+            grouped.takes_one = are_equal([slice(i, i + 1) for i in range(len(prompts))])
+    return None
+
+
+@contextmanager
+def _own_pages(
+    layers: Sequence[LayerPages], num_blocks: int, device: torch.device
+) -> Iterator[None]:
+    bound = [layer.kv_cache for layer in layers]
+    for layer in layers:
+        width = layer.key_size + layer.value_size
+        shape = (num_blocks, layer.num_heads, _BLOCK_SIZE, width)
+        layer.kv_cache = torch.zeros(shape, dtype=layer.dtype, device=device)
+    try:
+        yield
+    finally:
+        for layer, pages in zip(layers, bound, strict=True):
+            layer.kv_cache = pages
