@@ -20,17 +20,17 @@ endif()
 
 target_sources(_fork_C PRIVATE
   csrc/bindings/launches_cuda.cpp
-  csrc/bindings/portable_attention_cuda.cpp
-  csrc/bindings/portable_logits_cuda.cpp
-  csrc/bindings/portable_product_cuda.cpp
-  csrc/bindings/portable_rows_cuda.cpp
-  csrc/bindings/seen_tokens_cuda.cpp
+  csrc/bindings/attention/portable_attention_cuda.cpp
+  csrc/bindings/logits/portable_logits_cuda.cpp
+  csrc/bindings/product/portable_product_cuda.cpp
+  csrc/bindings/rows/portable_rows_cuda.cpp
+  csrc/bindings/logits/seen_tokens_cuda.cpp
   csrc/cuda/attention/attention.cu
   csrc/cuda/attention/cache.cu
-  csrc/cuda/attention/prompt_attention.cu
-  csrc/cuda/attention/prompt_attention_64.cu
-  csrc/cuda/attention/prompt_attention_adjusted.cu
-  csrc/cuda/attention/prompt_attention_adjusted_64.cu
+  csrc/cuda/attention/hopper/prompt_attention.cu
+  csrc/cuda/attention/hopper/prompt_attention_64.cu
+  csrc/cuda/attention/hopper/prompt_attention_adjusted.cu
+  csrc/cuda/attention/hopper/prompt_attention_adjusted_64.cu
   csrc/cuda/rows/functions.cu
   csrc/cuda/logits/logits.cu
   csrc/cuda/primitives/launch.cu

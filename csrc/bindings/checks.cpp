@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "bindings/argument_checks.h"
-#include "cpu/torch_attention/token_attention.h"
+#include "cpu/torch_order/attention/token_attention.h"
 #include "portable/mt19937.h"
 #include "portable/seen_mask.h"
 

@@ -4,12 +4,12 @@
 #include "cpu/logits/draw_row.h"
 #include "cpu/logits/penalize_row.h"
 #include "cpu/operations.h"
-#include "cpu/product/product.h"
-#include "cpu/single_row/ordered_products.h"
-#include "cpu/single_row/row_chains.h"
-#include "cpu/single_row/row_products.h"
-#include "cpu/torch_attention/prompt_attention.h"
-#include "cpu/torch_attention/token_attention.h"
+#include "cpu/portable/product/product.h"
+#include "cpu/torch_order/single_row/ordered_products.h"
+#include "cpu/torch_order/single_row/row_chains.h"
+#include "cpu/torch_order/single_row/row_products.h"
+#include "cpu/torch_order/attention/prompt_attention.h"
+#include "cpu/torch_order/attention/token_attention.h"
 
 namespace vllm_fork {
 

@@ -1,5 +1,5 @@
 // AVX2 and FMA.
-#include "cpu/attention/products_avx2.h"
+#include "cpu/portable/attention/products_avx2.h"
 #include "cpu/operations_table.h"
 
 namespace vllm_fork {

@@ -1,5 +1,5 @@
 // AVX-512F; what it has of integer products is no better than AVX2's.
-#include "cpu/attention/products_avx2.h"
+#include "cpu/portable/attention/products_avx2.h"
 #include "cpu/operations_table.h"
 
 namespace vllm_fork {

@@ -1,8 +1,8 @@
 // The table of one instruction set, for the per-instruction-set translation units.
 #pragma once
 
-#include "cpu/attention/attention_loop.h"
-#include "cpu/rows/row_loops.h"
+#include "cpu/portable/attention/attention_loop.h"
+#include "cpu/portable/rows/row_loops.h"
 
 namespace vllm_fork {
 namespace {

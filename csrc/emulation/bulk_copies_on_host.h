@@ -1,4 +1,4 @@
-// cuda/primitives/bulk_copy.cuh for the emulation: a copy is made at any time after its start, in
+// cuda/primitives/hopper/bulk_copy.cuh for the emulation: a copy is made at any time after its start, in
 // no order, and then tells its barrier.
 #pragma once
 

@@ -1,4 +1,4 @@
-// cuda/primitives/phase_barrier.cuh for the emulation.
+// cuda/primitives/hopper/phase_barrier.cuh for the emulation.
 #pragma once
 
 #include "emulation/cuda_on_host.h"

@@ -1,4 +1,4 @@
-// cuda/primitives/warpgroup.cuh for the emulation. A group of products is made at some time between
+// cuda/primitives/hopper/warpgroup.cuh for the emulation. A group of products is made at some time between
 // its end and the wait for it, so that whoever changes too early what is multiplied, or looks too
 // early at a sum, now and then finds the wrong numbers.
 #pragma once

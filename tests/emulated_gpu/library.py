@@ -31,11 +31,14 @@ EMULATED = (
 _SOURCES = (
     *(str(HERE / f"{name}.cpp") for name in ("guard", "launches")),
     "bindings/launches_cuda.cpp",
-    *(f"bindings/portable_{name}_cuda.cpp" for name in ("attention", "logits", "product", "rows")),
-    *("bindings/portable_checks.cpp", "bindings/portable_product_checks.cpp"),
-    *("bindings/schemas.cpp", "cpu/product/pack_weight.cpp"),
-    *(f"cuda/attention/{name}.cu" for name in ("attention", "cache", "prompt_attention")),
-    *(f"cuda/attention/prompt_attention_{name}.cu" for name in ("64", "adjusted", "adjusted_64")),
+    *(f"bindings/{op}/portable_{op}_cuda.cpp" for op in ("attention", "logits", "product", "rows")),
+    *("bindings/portable_checks.cpp", "bindings/product/portable_product_checks.cpp"),
+    *("bindings/schemas.cpp", "cpu/portable/product/pack_weight.cpp"),
+    *(f"cuda/attention/{name}.cu" for name in ("attention", "cache", "hopper/prompt_attention")),
+    *(
+        f"cuda/attention/hopper/prompt_attention_{name}.cu"
+        for name in ("64", "adjusted", "adjusted_64")
+    ),
     "cuda/logits/logits.cu",
     *(
         "cuda/product/product.cu",

@@ -1,6 +1,6 @@
 // Attention in decoding and in prompts: see measure.cuh.
 #include "cuda/attention/attention.cuh"
-#include "cuda/attention/prompt_attention.cuh"
+#include "cuda/attention/hopper/prompt_attention.cuh"
 #include "measure.cuh"
 
 namespace vllm_fork {

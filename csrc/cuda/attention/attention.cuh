@@ -6,7 +6,7 @@
 
 #include "cuda/attention/attention_block.cuh"
 #include "cuda/attention/merge_parts.cuh"
-#include "cuda/attention/prompt_attention.h"
+#include "cuda/attention/hopper/prompt_attention.h"
 #include "cuda/primitives/dependent_launch.cuh"
 #include "cuda/product/quantise_rows.cuh"
 

@@ -3,7 +3,7 @@
 
 #include "cuda/primitives/dependent_launch.cuh"
 #include "cuda/primitives/numbers.cuh"
-#include "cuda/product/multiply_by_warpgroups.cuh"
+#include "cuda/product/hopper/multiply_by_warpgroups.cuh"
 #include "cuda/product/multiply_rows.cuh"
 #include "cuda/product/product.h"
 #include "cuda/product/quantise_rows.cuh"

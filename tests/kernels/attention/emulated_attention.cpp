@@ -1,10 +1,10 @@
 // The kernels of attention and its cache, on the CPU: built as a library by emulated_ops.py.
 #include "cuda/attention/attention.cuh"
 #include "cuda/attention/cache.cuh"
-#include "cuda/attention/prompt_attention.cu"
-#include "cuda/attention/prompt_attention_64.cu"
-#include "cuda/attention/prompt_attention_adjusted.cu"
-#include "cuda/attention/prompt_attention_adjusted_64.cu"
+#include "cuda/attention/hopper/prompt_attention.cu"
+#include "cuda/attention/hopper/prompt_attention_64.cu"
+#include "cuda/attention/hopper/prompt_attention_adjusted.cu"
+#include "cuda/attention/hopper/prompt_attention_adjusted_64.cu"
 #include "../emulated_launch.h"
 
 using namespace vllm_fork;

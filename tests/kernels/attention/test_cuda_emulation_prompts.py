@@ -159,58 +159,58 @@ def test_which_kernel_is_launched(task: Any, chosen: bool) -> None:
 
 FAULTS = {
     "keys are multiplied before they are there": (
-        "attention/prompt_group.cuh",
+        "attention/hopper/prompt_group.cuh",
         "memory.is_full[at.stage].wait(at.parity);\n        laps.end(0);\n        attend",
         "laps.end(0);\n        attend",
     ),
     "a stage is filled before it is empty": (
-        "attention/prompt_loader.cuh",
+        "attention/hopper/prompt_loader.cuh",
         "if (is_reused) memory.is_empty[at.stage].wait(at.parity ^ 1);",
         "",
     ),
     "a stage is given back before it was read": (
-        "attention/prompt_group.cuh",
+        "attention/hopper/prompt_group.cuh",
         "attend(block * kBlockTokens, memory.stages[at.stage]);\n        leave();",
         "const int stage = at.stage; leave();\n"
         "        attend(block * kBlockTokens, memory.stages[stage]);",
     ),
     "the wrong phase is awaited": (
-        "attention/prompt_loader.cuh",
+        "attention/hopper/prompt_loader.cuh",
         "wait(at.parity ^ 1)",
         "wait(at.parity)",
     ),
     "copies are given before they are there": (
-        "attention/prompt_loader.cuh",
+        "attention/hopper/prompt_loader.cuh",
         "wait_for_copies<1>()",
         "wait_for_copies<2>()",
     ),
     "sums are read before they are there": (
-        "attention/prompt_products.cuh",
+        "attention/hopper/prompt_products.cuh",
         "wait_for_products<0>()",
         "wait_for_products<1>()",
     ),
     "a sum is raised before it is there": (
-        "attention/prompt_products.cuh",
+        "attention/hopper/prompt_products.cuh",
         "wait_for_products<1>();\n  raise(upper);",
         "raise(upper);",
     ),
     "a matrix is read at the wrong stride": (
-        "attention/prompt_memory.cuh",
+        "attention/hopper/prompt_memory.cuh",
         "static_cast<unsigned int>(behind / 16), kHalfStride, kTileStride);",
         "static_cast<unsigned int>(behind / 16), kMatrix, kTileStride);",
     ),
     "copies are given before products see them": (
-        "attention/prompt_loader.cuh",
+        "attention/hopper/prompt_loader.cuh",
         "show_to_products();\n    memory.is_full[at.stage].arrive();",
         "memory.is_full[at.stage].arrive();",
     ),
     "products do not see the digits of queries": (
-        "attention/prompt_attention.cuh",
+        "attention/hopper/prompt_attention.cuh",
         "show_to_products();\n  __syncthreads();",
         "__syncthreads();",
     ),
     "barriers begin beside other threads": (
-        "attention/prompt_attention.cuh",
+        "attention/hopper/prompt_attention.cuh",
         "show_to_products();\n  __syncthreads();",
         "show_to_products();",
     ),
@@ -218,7 +218,7 @@ FAULTS = {
 
 
 FAULTY_KERNEL = """
-#include "cuda/attention/prompt_attention.cuh"
+#include "cuda/attention/hopper/prompt_attention.cuh"
 #include "emulated_launch.h"
 using namespace vllm_fork;
 extern "C" const char* run_prompt_attention(uint64_t seed, const PagedAttention* task) {

@@ -1,11 +1,11 @@
 // Kernels with one fault each, and one without, that test_cuda_on_host.py runs on the CPU.
 #pragma once
 
-#include "cuda/primitives/bulk_copy.cuh"
+#include "cuda/primitives/hopper/bulk_copy.cuh"
 #include "cuda/primitives/dependent_launch.cuh"
 #include "cuda/primitives/device.cuh"
 #include "cuda/primitives/matrix_instructions.cuh"
-#include "cuda/primitives/warpgroup.cuh"
+#include "cuda/primitives/hopper/warpgroup.cuh"
 
 namespace vllm_fork {
 

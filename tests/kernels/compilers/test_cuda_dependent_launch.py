@@ -113,12 +113,12 @@ FAULTS = {
         f"  if (row >= task.rows) return;\n{WAITS}",
     ),
     "warpgroups do not wait": (
-        "product/multiply_by_warpgroups.cuh",
+        "product/hopper/multiply_by_warpgroups.cuh",
         f"  __syncthreads();\n{WAITS}",
         "  __syncthreads();\n",
     ),
     "the loader alone does not wait": (
-        "product/multiply_by_warpgroups.cuh",
+        "product/hopper/multiply_by_warpgroups.cuh",
         f"  __syncthreads();\n{WAITS}",
         "  __syncthreads();\n  if (threadIdx.x < Tile::kMultiplying) wait_for_earlier_kernels();\n",
     ),

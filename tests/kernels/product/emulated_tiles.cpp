@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "cpu/product/product_amx.h"
+#include "cpu/portable/product/product_amx.h"
 
 namespace vllm_fork {
 namespace {

@@ -1,3 +1,0 @@
-#include "cuda/attention/prompt_attention.cuh"
-
-template cudaError_t vllm_fork::launch_prompt_kernel<64, true>(const PagedAttention&, cudaStream_t);

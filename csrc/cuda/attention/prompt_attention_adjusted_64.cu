@@ -1,3 +1,0 @@
-#include "cuda/attention/prompt_attention.cuh"
-
-template cudaError_t vllm_fork::launch_prompt_kernel<64, false>(const PagedAttention&, cudaStream_t);
