@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
-SOURCES := pyproject.toml setup.py upstream.toml patches/series $(wildcard patches/*.patch) \
+SOURCES := pyproject.toml setup.py upstream.toml patches/series $(wildcard patches/*/*.patch) \
 	$(wildcard distribution/*.py) CMakeLists.txt \
 	$(shell find cmake csrc -type f) $(shell find vllm -type f -name '*.py')
 OWN_CODE := distribution examples benchmarks tools tests vllm setup.py

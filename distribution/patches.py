@@ -1,7 +1,7 @@
 """Keeps the patch series: ``python -m distribution.patches check|new|refresh|rebase``.
 
     check              the series is complete, applies to the pinned wheel, and stays small
-    new NAME           make a patch of the edits in the assembled tree
+    new hooks/NAME     make a patch of the edits in the assembled tree (or upstream-fixes/NAME)
     refresh NAME       write a patch again, with the edits in the assembled tree
     rebase --to X.Y.Z  carry the series to another upstream release by three-way merge
 
@@ -24,9 +24,15 @@ from distribution.series import FIELDS, Patch, format_patch, load_series, patche
 from distribution.target import choose_target
 from distribution.tree import keep_edited_tree
 
-MAX_PATCHES = 13
-MAX_LINES = 150
-"""The series stays small enough to be carried to every release."""
+FOLDERS = {
+    "hooks": "what hands something of upstream's to the overlay",
+    "upstream-fixes": "what upstream should mend; each ends with its release",
+}
+
+MAX_PATCHES = 20
+MAX_LINES = 155
+"""The series stays small enough to be carried to every release. A patch has one purpose, so that
+their number says how many of upstream's places the fork needs."""
 
 UNWRITTEN = "TODO"
 """What `new` puts into the header."""
@@ -39,7 +45,7 @@ def check(root: Path, target: str) -> int:
     for patch in series:
         if UNWRITTEN in patch.header.values():
             raise DistributionError(f"{patch.name}: replace {UNWRITTEN} in its header.")
-        print(f"{patch.name:40} {patch.num_lines:3} lines in {len(patch.files)} files")
+        print(f"{patch.name:48} {patch.num_lines:3} lines in {len(patch.files)} files")
     lines = sum(patch.num_lines for patch in series)
     print(
         f"{len(series)} patches (at most {MAX_PATCHES}), {lines} inserted lines (at most "
@@ -55,7 +61,10 @@ def new(root: Path, name: str, target: str) -> int:
     series = load_series(root / "patches")
     if any(_matches(patch, name) for patch in series):
         raise DistributionError(f"A patch called {name} exists: use refresh.")
-    patch = Patch(f"{len(series) + 1:04}-{name}.patch", dict.fromkeys(FIELDS, UNWRITTEN), {})
+    if name.partition("/")[0] not in FOLDERS or name.count("/") != 1:
+        choices = " or ".join(f"{folder}/{name.rpartition('/')[2]}" for folder in FOLDERS)
+        raise DistributionError(f"{name} names no folder of the series: call it {choices}.")
+    patch = Patch(f"{name}.patch", dict.fromkeys(FIELDS, UNWRITTEN), {})
     written = _record(root, target, [*series, patch], len(series))
     with (root / "patches" / "series").open("a") as listing:
         listing.write(f"{written.name}\n")
@@ -77,12 +86,13 @@ def refresh(root: Path, name: str, target: str) -> int:
 
 
 def _write(patch: Patch, file: Path) -> None:
+    file.parent.mkdir(exist_ok=True)
     file.write_bytes(format_patch(patch).encode())
 
 
 def _matches(patch: Patch, name: str) -> bool:
     stem = patch.name.removesuffix(".patch")
-    return name in (patch.name, stem, stem.partition("-")[2])
+    return name in (patch.name, stem, stem.rpartition("/")[2])
 
 
 def _record(root: Path, target: str, series: list[Patch], index: int) -> Patch:

@@ -47,7 +47,7 @@ class Patch:
     """One file of the series.
 
     Attributes:
-        name: file name.
+        name: of the file, in the folder of the series ("hooks/flags.patch").
         header: the four `FIELDS` and their texts.
         files: path relative to the tree ("vllm/...") to its hunks, in order.
     """
@@ -174,7 +174,7 @@ def load_series(folder: Path) -> list[Patch]:
         for line in (folder / "series").read_text().splitlines()
         if line.strip() and not line.startswith("#")
     ]
-    present = {path.name for path in folder.glob("*.patch")}
+    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*.patch")}
     if missing := [name for name in names if name not in present]:
         raise DistributionError(f"{folder}/series lists {missing[0]}, which is not there.")
     if unlisted := sorted(present - set(names)):

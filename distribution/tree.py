@@ -70,7 +70,7 @@ def assembled_tree(target: str, *, link: bool, kernels: str = "all", root: Path 
         _write_version(package, pin)
         _overlay(root / PACKAGE, package, link)
         if not is_whole:
-            _overlay(root / PACKAGE / STAND_INS, package, link)
+            _fill(root / PACKAGE / STAND_INS, package, link)
         _write_record(partial, key)
     if link:
         compile_bytecode(folder)
@@ -121,8 +121,9 @@ def _key(pin: Pin, pristine: Path, root: Path, link: bool) -> str:
     """
     digest = hashlib.sha256(f"{pin} {pristine.name} {root.resolve() if link else ''}".encode())
     own_code = sorted(Path(__file__).parent.glob("*.py"))
-    for path in [*sorted((root / "patches").iterdir()), *own_code]:
-        digest.update(path.name.encode() + path.read_bytes())
+    patches = sorted(path for path in (root / "patches").rglob("*") if path.is_file())
+    for path in [*patches, *own_code]:
+        digest.update(str(path.relative_to(path.parents[1])).encode() + path.read_bytes())
     for path in _overlay_files(root / PACKAGE):
         digest.update(str(path.relative_to(root)).encode())
         if not link:
@@ -156,25 +157,38 @@ def _write_version(package: Path, pin: Pin) -> None:
 
 
 def _overlay(source: Path, destination: Path, link: bool) -> None:
-    """Add the overlay: folders that upstream lacks as a whole, files in its folders singly.
+    """Add the overlay's folders and files beside upstream's.
 
     Raises:
-        DistributionError: a file would replace one of upstream's.
+        DistributionError: one has the name of one of upstream's.
     """
-    for path in sorted(source.iterdir()):
-        target = destination / path.name
-        if path.name == "__pycache__":
-            continue
-        if path.is_dir() and target.is_dir():
-            _overlay(path, target, link)
-        elif target.exists():
+    for path in _entries(source):
+        if (destination / path.name).exists():
             raise DistributionError(
-                f"The overlay file {path} would replace upstream's file of the same name: give "
-                "it another name, or change upstream's file by a patch."
+                f"The overlay's {path} has the name of one of upstream's: give it another name, "
+                "or change upstream's files by a patch."
             )
-        elif link:
-            target.symlink_to(path, target_is_directory=path.is_dir())
-        elif path.is_dir():
-            shutil.copytree(path, target, ignore=NO_BYTECODE)
+        _add(path, destination / path.name, link)
+
+
+def _fill(source: Path, destination: Path, link: bool) -> None:
+    """Add files to upstream's folders, in the places of its compiled ones, which are left out."""
+    for path in _entries(source):
+        target = destination / path.name
+        if target.is_dir():
+            _fill(path, target, link)
         else:
-            shutil.copy2(path, target)
+            _add(path, target, link)
+
+
+def _entries(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.iterdir()) if path.name != "__pycache__"]
+
+
+def _add(path: Path, target: Path, link: bool) -> None:
+    if link:
+        target.symlink_to(path, target_is_directory=path.is_dir())
+    elif path.is_dir():
+        shutil.copytree(path, target, ignore=NO_BYTECODE)
+    else:
+        shutil.copy2(path, target)

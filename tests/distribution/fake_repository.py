@@ -32,7 +32,7 @@ OVERLAY: Mapping[str, str] = {
     "vllm/fork/deep/inner.py": "own = 2\n",
     "vllm/fork/source_kernels/stand_ins/_C.py": "own = 4\n",
     "vllm/fork/source_kernels/stand_ins/models/_kernels.py": "own = 5\n",
-    "vllm/models/added.py": "own = 3\n",
+    "vllm/own/added.py": "own = 3\n",
 }
 
 
@@ -55,9 +55,9 @@ def make_patch(
     )
 
 
-FIRST = make_patch("0001-first.patch", {ENGINE: {1: ["    # one", "    one()"]}})
+FIRST = make_patch("hooks/first.patch", {ENGINE: {1: ["    # one", "    one()"]}})
 SECOND = make_patch(
-    "0002-second.patch",
+    "upstream-fixes/second.patch",
     {"vllm/__init__.py": {0: ["#"]}, ENGINE: {1: ["    two()"], 3: ["    late()"]}},
 )
 TEXT_SHA256 = hashlib.sha256(
@@ -111,9 +111,10 @@ def write_series(root: Path, patches: Sequence[Patch]) -> None:
     """Replace the repository's patches."""
     folder = root / "patches"
     folder.mkdir(parents=True, exist_ok=True)
-    for old in folder.glob("*.patch"):
+    for old in folder.rglob("*.patch"):
         old.unlink()
     for patch in patches:
+        (folder / patch.name).parent.mkdir(exist_ok=True)
         (folder / patch.name).write_text(format_patch(patch))
     (folder / "series").write_text("".join(f"{patch.name}\n" for patch in patches))
 

@@ -121,12 +121,12 @@ def test_a_wheel_replaces_the_one_before_it_completely(
         built = newcomer.pip("wheel", "--no-deps", "-w", str(tmp_path), str(small_repository))
         assert built.returncode == 0, built.stdout + built.stderr
         wheels.append(next(tmp_path.glob(f"vllm-1.2.0+cpu.hf{fork}-*.whl")))
-        (small_repository / "vllm/models/added.py").unlink(missing_ok=True)
-        write_files(small_repository, {"vllm/models/newer.py": "own = 6\n"})
+        (small_repository / "vllm/own/added.py").unlink(missing_ok=True)
+        write_files(small_repository, {"vllm/own/newer.py": "own = 6\n"})
     for wheel, added in zip(wheels, ("added.py", "newer.py"), strict=True):
         done = newcomer.pip("install", "--no-compile", str(wheel))
         assert done.returncode == 0, done.stdout + done.stderr
         package = Path(newcomer.says("import sysconfig; print(sysconfig.get_path('purelib'))"))
-        names = {path.name for path in (package / "vllm" / "models").iterdir()}
-        assert names - {"__pycache__"} == {"__init__.py", "llama.py", added}
+        names = {path.name for path in (package / "vllm" / "own").iterdir()}
+        assert names - {"__pycache__"} == {added}
     assert newcomer.version("vllm") == "1.2.0+cpu.hf2"

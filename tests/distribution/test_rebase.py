@@ -25,8 +25,8 @@ from tests.engines import ROOT
 NEXT = "1.3.0"
 A, B = "vllm/a.py", "vllm/b.py"
 OLD = {A: "".join(f"line {i}\n" for i in range(1, 21)), B: "b1\nb2\n"}
-PATCH_A = make_patch("0001-a.patch", {A: {5: ["five"], 15: ["fifteen", "sixteen"]}}, OLD)
-PATCH_B = make_patch("0002-b.patch", {B: {1: ["between"]}}, OLD)
+PATCH_A = make_patch("hooks/a.patch", {A: {5: ["five"], 15: ["fifteen", "sixteen"]}}, OLD)
+PATCH_B = make_patch("hooks/b.patch", {B: {1: ["between"]}}, OLD)
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_moved_lines_are_followed(old: Path, capsys: pytest.CaptureFixture[str])
     status, said = carry(old, new, capsys)
     assert status == 0
     assert said[:-1] == [
-        "0001-a.patch", f"  {A}:5 -> 7", f"  {A}:15 -> 16", "0002-b.patch", f"  {B}:1 -> 1"
+        "hooks/a.patch", f"  {A}:5 -> 7", f"  {A}:15 -> 16", "hooks/b.patch", f"  {B}:1 -> 1"
     ]  # fmt: skip
     assert said[-1] == f"3 of 3 hunks apply to 1.3.0; written to {rebased(old)}"
     moved = make_patch(PATCH_A.name, {A: {7: ["five"], 16: ["fifteen", "sixteen"]}}, new)
@@ -97,7 +97,7 @@ def test_a_patch_of_which_nothing_applies_leaves_the_series(
     old: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     carry(old, {B: OLD[B]}, capsys)
-    assert sorted(contents(rebased(old))) == ["0001-a.patch.rej", "0002-b.patch", "series"]
+    assert sorted(contents(rebased(old))) == ["hooks/a.patch.rej", "hooks/b.patch", "series"]
     assert load_series(rebased(old)) == [PATCH_B]
 
 
@@ -105,10 +105,10 @@ def test_a_second_attempt_leaves_nothing_of_the_first(
     old: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     carry(old, {A: OLD[A]}, capsys)
-    assert (rebased(old) / "0002-b.patch.rej").exists()
+    assert (rebased(old) / "hooks/b.patch.rej").exists()
     write_series(old, [PATCH_A])
     assert carry(old, {A: OLD[A]}, capsys)[0] == 0
-    assert sorted(contents(rebased(old))) == ["0001-a.patch", "series"]
+    assert sorted(contents(rebased(old))) == ["hooks/a.patch", "series"]
 
 
 def test_write_replaces_the_patches_once_all_apply(
@@ -158,14 +158,14 @@ def test_a_release_that_pip_cannot_download_is_named(
 # --- the next real release -----------------------------------------------------------------------
 RELEASE = "0.33.0"
 CONFLICTS = [
-    ("0002-hf-compat-requests.patch", "vllm/entrypoints/launchers/run_batch.py", 825),
-    ("0002-hf-compat-requests.patch", "vllm/entrypoints/llm.py", 35),
-    ("0007-cpu-resources.patch", "vllm/v1/worker/cpu_worker.py", 77),
-    ("0007-cpu-resources.patch", "vllm/v1/worker/cpu_worker.py", 236),
-    ("0008-hf-compat-answers.patch", "vllm/v1/engine/__init__.py", 241),
-    ("0010-lora-without-adapter-cpu.patch", "vllm/lora/ops/torch_ops/lora_ops.py", 35),
-    ("0010-lora-without-adapter-cpu.patch", "vllm/lora/ops/torch_ops/lora_ops.py", 123),
-    ("0012-processes.patch", "vllm/entrypoints/launchers/launcher.py", 21),
+    ("hooks/hf-compat-requests.patch", "vllm/entrypoints/launchers/run_batch.py", 825),
+    ("hooks/hf-compat-requests.patch", "vllm/entrypoints/llm.py", 35),
+    ("hooks/hf-compat-answers.patch", "vllm/v1/engine/__init__.py", 241),
+    ("upstream-fixes/cpu-resources.patch", "vllm/v1/worker/cpu_worker.py", 77),
+    ("upstream-fixes/cpu-resources.patch", "vllm/v1/worker/cpu_worker.py", 236),
+    ("upstream-fixes/lora-without-adapter-cpu.patch", "vllm/lora/ops/torch_ops/lora_ops.py", 35),
+    ("upstream-fixes/lora-without-adapter-cpu.patch", "vllm/lora/ops/torch_ops/lora_ops.py", 123),
+    ("upstream-fixes/processes.patch", "vllm/entrypoints/launchers/launcher.py", 21),
 ]
 
 
@@ -208,8 +208,9 @@ def test_all_other_hunks_apply_to_the_next_release(next_release: Rebased) -> Non
 
 
 def test_rejected_hunks_are_written_beside_the_series(next_release: Rebased) -> None:
-    rejects = sorted(next_release.folder.glob("*.rej"))
-    assert [file.name for file in rejects] == sorted({f"{name}.rej" for name, _, _ in CONFLICTS})
+    rejects = sorted(next_release.folder.rglob("*.rej"))
+    names = [file.relative_to(next_release.folder).as_posix() for file in rejects]
+    assert names == sorted({f"{name}.rej" for name, _, _ in CONFLICTS})
     for name, path, number in CONFLICTS:
         original = parse_patch(name, (ROOT / "patches" / name).read_text())
         hunk = next(hunk for hunk in original.files[path] if hunk.after == number)

@@ -50,14 +50,14 @@ def test_every_header_field_is_required(field: str) -> None:
     text = "".join(
         line for line in TEXT.splitlines(keepends=True) if not line.startswith(f"{field}:")
     )
-    with pytest.raises(DistributionError, match=rf"0001-first.patch lacks .* '{field}:'"):
+    with pytest.raises(DistributionError, match=rf"hooks/first.patch lacks .* '{field}:'"):
         parse_patch(FIRST.name, text)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ("The why of 0001-first.patch.", "", "lacks the header field 'Why:'"),
+        ("The why of hooks/first.patch.", "", "lacks the header field 'Why:'"),
         ("Why: ", "Reason: ", "'Reason: .*' belongs to none of the fields"),
         ("--- a/", "*** a/", "changes no file"),
         (
@@ -75,7 +75,7 @@ def test_every_header_field_is_required(field: str) -> None:
 )
 def test_malformed_patches_are_refused(old: str, new: str, sentence: str) -> None:
     assert TEXT.count(old) == 1
-    with pytest.raises(DistributionError, match=f"^0001-first.patch.*{sentence}"):
+    with pytest.raises(DistributionError, match=f"^hooks/first.patch.*{sentence}"):
         parse_patch(FIRST.name, TEXT.replace(old, new))
 
 
@@ -87,13 +87,13 @@ def test_a_header_word_longer_than_a_line_is_read_back() -> None:
 
 def test_a_listed_patch_must_be_there(repository: Path) -> None:
     (repository / "patches" / SECOND.name).unlink()
-    with pytest.raises(DistributionError, match=r"series lists 0002-second\.patch"):
+    with pytest.raises(DistributionError, match=r"series lists upstream-fixes/second\.patch"):
         load_series(repository / "patches")
 
 
 def test_a_patch_that_is_there_must_be_listed(repository: Path) -> None:
     (repository / "patches" / "series").write_text(f"# of one\n\n{SECOND.name}\n")
-    with pytest.raises(DistributionError, match=r"series does not list 0001-first\.patch"):
+    with pytest.raises(DistributionError, match=r"series does not list hooks/first\.patch"):
         load_series(repository / "patches")
 
 

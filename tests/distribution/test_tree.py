@@ -85,7 +85,7 @@ def test_bytecode_is_the_trees_own(repository: Path, link: bool) -> None:
     """Not that of upstream, where something ran from the unpacked wheel, or of the overlay."""
     pristine = pristine_tree("cpu", repository)
     for folder in (pristine / "vllm", pristine / "vllm/models", repository / "vllm",
-                   repository / "vllm/models", repository / "vllm/fork/deep"):  # fmt: skip
+                   repository / "vllm/own", repository / "vllm/fork/deep"):  # fmt: skip
         write_files(folder, {"__pycache__/module.cpython-311.pyc": "bytecode"})
     made = assembled_tree("cpu", link=link, root=repository)
     found = {path.name.split(".")[0] for path in made.rglob("*.pyc")}  # not behind links
@@ -144,7 +144,7 @@ def test_a_second_call_does_nothing(repository: Path, link: bool) -> None:
         ),
         (lambda root: write_files(root, {"vllm/new.py": "new\n"}), "vllm/new.py", "new\n"),
         (lambda root: shutil.rmtree(root / "vllm/fork"), "vllm/fork/__init__.py", None),
-        (lambda root: (root / "vllm/models/added.py").unlink(), "vllm/models/added.py", None),
+        (lambda root: (root / "vllm/own/added.py").unlink(), "vllm/own/added.py", None),
     ],
     ids=["patch edited", "patches removed", "file in folder", "file", "no folder", "no file"],
 )
@@ -182,20 +182,25 @@ def test_the_links_follow_a_repository_that_was_moved(repository: Path) -> None:
 
 
 # --- the last good tree stays --------------------------------------------------------------------
-def shadow_upstream(root: Path) -> None:
-    write_files(root, {"vllm/models/llama.py": "shadows = True\n"})
+def shadow_file(root: Path) -> None:
+    write_files(root, {ENGINE: "shadows = True\n"})
+
+
+def shadow_folder(root: Path) -> None:
+    write_files(root, {"vllm/models/new.py": "is_lost = True\n"})
 
 
 def break_patch(root: Path) -> None:
-    write_series(root, [make_patch("0003-bad.patch", {ENGINE: {1: ["x"]}}, {ENGINE: "other\n"})])
+    write_series(root, [make_patch("hooks/bad.patch", {ENGINE: {1: ["x"]}}, {ENGINE: "other\n"})])
 
 
 @BOTH_KINDS
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (shadow_upstream, r"repository/vllm/models/llama\.py would replace upstream's file"),
-        (break_patch, r"0003-bad\.patch does not apply to vllm/engine\.py"),
+        (shadow_file, r"repository/vllm/engine\.py has the name of one of upstream's"),
+        (shadow_folder, r"repository/vllm/models has the name of one of upstream's"),
+        (break_patch, r"hooks/bad\.patch does not apply to vllm/engine\.py"),
     ],
 )
 def test_an_error_leaves_the_build_folder_as_it_was(

@@ -47,7 +47,7 @@ ELSEWHERE = {
     "python -m distribution.patches check": (
         f"{PATCHES}::test_the_series_applies_to_the_pinned_wheel"
     ),
-    "python -m distribution.patches new fast-start": f"{PATCHES}::test_new_records_the_edits",
+    "python -m distribution.patches new hooks/fast-start": f"{PATCHES}::test_new_records_the_edits",
     "python -m distribution.patches refresh flags": (
         f"{PATCHES}::test_refresh_writes_one_patch_and_leaves_the_others"
     ),

@@ -19,9 +19,9 @@ from xformers.ops import fmha
 from tests.engines import MODEL, ROOT
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
+from vllm.fork import xformers_backend as backend
 from vllm.hooks import engine_args
 from vllm.v1.attention.backend import CommonAttentionMetadata
-from vllm.v1.attention.backends import xformers as backend
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl
 from vllm.v1.kv_cache_interface import FullAttentionSpec

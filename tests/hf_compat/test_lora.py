@@ -1,7 +1,7 @@
 """A request with a LoRA adapter gets the tokens of PEFT's model, beside requests without one.
 
 The engine has a single slot for adapters, which is the one that upstream's CPU operators take for
-requests without an adapter (0008-lora-without-adapter-cpu.patch).
+requests without an adapter (lora-without-adapter-cpu.patch).
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ FLOORS_WITHIN: dict[str, Floors] = {
     ),
     "hf_layers": (
         {"report"},
+        {"strict"},
         {"replacement", "definition"},
         {"decoder"},
         {"layers", "attention"},
@@ -111,7 +112,7 @@ def test_patches_import_hooks_and_nothing_else() -> None:
     ours = {"vllm"} | set(modules())
     inserted = [
         line[1:].strip()
-        for patch in sorted((ROOT / "patches").glob("*.patch"))
+        for patch in sorted((ROOT / "patches").rglob("*.patch"))
         for line in patch.read_text().splitlines()
         if line.startswith("+") and not line.startswith("+++")
     ]

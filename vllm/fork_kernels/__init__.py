@@ -2,21 +2,14 @@
 
 Importing this package loads the library and needs torch only, none of the engine.
 
-* :mod:`.seen_tokens` - the tokens that a request has seen, and the repetition penalty on them.
-* :mod:`.multinomial` - sampling on CPU with a generator for each request.
-* :mod:`.paged_sdpa` - attention of single tokens to keys and values in pages on CPU.
-* :mod:`.prompt_sdpa` - attention in prompts, likewise.
-* :mod:`.row_products` - products of single rows with a weight on CPU.
-* :mod:`.rounded_layers` - norms, rotary embeddings and the cache's keys and values, in 16 bits on
-  CPU.
-* :mod:`.portable_functions`, :mod:`.portable_norm`, :mod:`.portable_rotary`,
-  :mod:`.portable_attention`, :mod:`.portable_product`, :mod:`.portable_logits`,
-  :mod:`.portable_sampling` - operations whose bits are specified, in docs/numerics, and the same on
-  every machine.
+* :mod:`.logits` - seen tokens and the repetition penalty on them, and draws on CPU with a generator
+  for each request; their states, and the same operators in plain torch.
+* :mod:`.torch_order` - attention, products, norms and rotary embeddings with PyTorch's bits on CPU,
+  for many requests at once.
+* :mod:`.portable` - operations whose bits are specified, in docs/numerics, and the same on every
+  machine.
 * :mod:`.dependent_launches` - whether kernels of a GPU begin while the one before still runs.
-* :mod:`.mt19937` - the states of these generators.
 * :mod:`.library` - where the compiled library is found.
-* :mod:`.reference` - the same operators in plain torch.
 """
 
 from vllm.fork_kernels.logits.mt19937 import random_state, seeded_state

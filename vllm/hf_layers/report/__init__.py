@@ -2,5 +2,4 @@
 
 * :mod:`.report` - the table: in the log, as ``LLM.parity_report()``, for ``hf_compat="strict"``.
 * :mod:`.layers` - judges each layer of a model.
-* :mod:`.settings` - judges the configuration of an engine.
 """

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from vllm.fork.flags.fork_flags import ForkFlags
 from vllm.hf_layers.definition.finding import Finding, noted_definition
 from vllm.hf_layers.engine.exact_models import could_be_exact
-from vllm.hf_layers.report.settings import settings_of
+from vllm.hf_layers.strict import settings_of
 from vllm.logger import init_logger
 
 if TYPE_CHECKING:

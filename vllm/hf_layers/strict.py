@@ -1,4 +1,7 @@
-"""Settings of an engine with which its logits are not Hugging Face's to the last bit."""
+"""Settings with which logits are not Hugging Face's to the last bit: strict refuses them.
+
+Without strict the report names them (`vllm.hf_layers.report`).
+"""
 
 from __future__ import annotations
 
@@ -179,7 +182,7 @@ def note_settings(vllm_config: VllmConfig) -> None:
 def _of_the_model(config: ModelConfig) -> Iterator[Setting]:
     """Yield why a model cannot have Hugging Face's bits, as far as that is known before it is made.
 
-    `parity_report.check_layers` finds all reasons, and finds them in another process, whose errors
+    `check_layers` of the report finds all reasons, and finds them in another process, whose errors
     the caller has to look for in the log.
     """
     from vllm.hf_layers.layers.experts import MIXTURES  # what it imports, imports this module
