@@ -11,19 +11,6 @@ SOURCES := pyproject.toml setup.py upstream.toml patches/series $(wildcard patch
 OWN_CODE := distribution examples benchmarks tools tests vllm setup.py
 # Bytecode is left to the first import: compiling all of it would take longer than all else.
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
-# Of every promise something, in less than five minutes: one engine, the server, all processors, the
-# kernels on this machine's CPU, the checks of the installation.
-FAST_TESTS := $(addprefix tests/, $(addprefix hf_compat/test_, body.py defaults.py draws.py \
-	generate.py kv_copy_on_write.py processors.py refusals.py scheduler.py) \
-	$(addprefix hf_layers/test_, attention.py linear.py model_attention.py) $(addprefix deterministic/test_, attach.py \
-	attach_layers.py attach_refusals.py lora.py) $(addprefix kernels/, logits/test_draw_tokens.py \
-	logits/test_mark_seen_tokens.py attention/test_paged_sdpa.py \
-	attention/test_portable_attention.py rows/test_portable_functions.py \
-	product/test_portable_product.py rows/test_portable_rotary.py \
-	logits/test_portable_vocabulary.py logits/test_repetition_penalty.py) \
-	server/test_fuzz.py server/test_openai_server.py parity/test_parity_command.py \
-	fork/test_flags.py fork/test_slot_mapping.py $(addprefix distribution/test_, checks.py \
-	fetch.py make.py metadata.py other_wheel.py patches_cli.py series.py tree.py))
 QUIETLY := $(PYTHON) -m distribution.quiet
 
 .NOTPARALLEL:
@@ -67,18 +54,15 @@ demo: plan $(INSTALLED)  ## compare Hugging Face and this vLLM on the bundled mo
 	@$(BIN)/python examples/hf_vs_vllm.py 2>build/demo.log || { status=$$?; \
 	grep -oE '[A-Za-z]+(Error|Exception): .*' build/demo.log | head -n 1 >&2; echo "The whole output is in build/demo.log." >&2; exit $$status; }
 
-# Two files at a time, the longest first; those about servers, which look at latencies, have the
-# machine for themselves. Threads that wait leave their core to others. A process that crashes ends
-# the run: with another in its place pytest-xdist waits for ever.
-TWO_AT_A_TIME := $(addprefix tests/,docs scale_out live_weights bulk receipts fork upstream parity distribution kernels \
-	hf_compat hf_layers deterministic hf_exact twin parity_report models benchmarks structure)
+# Two files at a time, but for those that look at latencies. Threads that wait leave their core to
+# others. A process that crashes ends the run: with another in its place pytest-xdist waits for ever.
 test: plan dev  ## all tests but the longest
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
-	--max-worker-restart=0 $(TWO_AT_A_TIME)
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(TWO_AT_A_TIME))
+	--max-worker-restart=0 -m "not alone"
+	$(BIN)/python -m pytest -m alone
 
 test-fast: plan dev  ## of every promise something, in five minutes
-	$(BIN)/python -m pytest $(FAST_TESTS)
+	$(BIN)/python -m pytest -m fast
 
 wheel: plan $(BIN)/python  ## one wheel to carry to other machines, and its hash, in dist/
 	@rm -rf build/wheel
@@ -87,14 +71,9 @@ wheel: plan $(BIN)/python  ## one wheel to carry to other machines, and its hash
 	@mkdir -p dist && rm -f dist/vllm-*.whl && mv build/wheel/*.whl dist
 	@$(PYTHON) -m distribution.release dist
 
-# The property, seed, beam, speculation, fuzz and exactness tests at full length, and of all others
-# what is marked as long.
-LENGTHENED := $(addprefix tests/, hf_exact hf_layers live_weights upstream docs bulk receipts scale_out \
-	$(addprefix hf_compat/test_, generate.py long_parameters.py speculation.py beams.py) \
-	$(addprefix server/test_, fuzz.py soak.py stop_strings.py))
-test-long: plan dev  ## the longest tests: four hours or more
-	HF_COMPAT_TESTS=long $(BIN)/python -m pytest $(LENGTHENED)
-	HF_COMPAT_TESTS=long $(BIN)/python -m pytest -m "long or some" $(addprefix --ignore=,$(LENGTHENED))
+# Property, seed, beam, speculation, fuzz and exactness tests have their full length then.
+test-long: plan dev  ## all tests, the longest too: five hours or more
+	HF_COMPAT_TESTS=long $(BIN)/python -m pytest
 
 docs: plan dev  ## the documentation as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

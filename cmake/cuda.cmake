@@ -19,25 +19,25 @@ else()
 endif()
 
 target_sources(_fork_C PRIVATE
-  csrc/bindings/launches_cuda.cpp
   csrc/bindings/attention/portable_attention_cuda.cpp
+  csrc/bindings/launches_cuda.cpp
   csrc/bindings/logits/portable_logits_cuda.cpp
+  csrc/bindings/logits/seen_tokens_cuda.cpp
   csrc/bindings/product/portable_product_cuda.cpp
   csrc/bindings/rows/portable_rows_cuda.cpp
-  csrc/bindings/logits/seen_tokens_cuda.cpp
   csrc/cuda/attention/attention.cu
   csrc/cuda/attention/cache.cu
   csrc/cuda/attention/hopper/prompt_attention.cu
   csrc/cuda/attention/hopper/prompt_attention_64.cu
   csrc/cuda/attention/hopper/prompt_attention_adjusted.cu
   csrc/cuda/attention/hopper/prompt_attention_adjusted_64.cu
-  csrc/cuda/rows/functions.cu
   csrc/cuda/logits/logits.cu
+  csrc/cuda/logits/seen_tokens.cu
   csrc/cuda/primitives/launch.cu
-  csrc/cuda/rows/norm.cu
   csrc/cuda/product/product.cu
-  csrc/cuda/rows/rotary.cu
-  csrc/cuda/logits/seen_tokens.cu)
+  csrc/cuda/rows/functions.cu
+  csrc/cuda/rows/norm.cu
+  csrc/cuda/rows/rotary.cu)
 target_compile_features(_fork_C PRIVATE cuda_std_17)
 target_compile_options(_fork_C PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-O3 -fmad=false>)
 target_compile_definitions(_fork_C PRIVATE USE_CUDA)

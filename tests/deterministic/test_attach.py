@@ -26,6 +26,8 @@ from tests.deterministic.models import (
 )
 from vllm.deterministic import attach
 
+pytestmark = pytest.mark.fast
+
 DTYPES = (torch.bfloat16, torch.float16)
 
 LONG_PHI3: dict[str, Any] = {

@@ -23,6 +23,8 @@ from vllm.fork_kernels.portable.product import (
 )
 from vllm.fork_kernels.portable.rotary import rotary_frequencies
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.fixture(autouse=True)
 def _without_gradients() -> Iterator[None]:

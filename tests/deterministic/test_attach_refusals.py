@@ -21,6 +21,8 @@ from tests.deterministic.models import (
 from vllm.deterministic import attach
 from vllm.deterministic.guard import InexactOperationError
 
+pytestmark = pytest.mark.fast
+
 SMALL: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,

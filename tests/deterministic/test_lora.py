@@ -25,6 +25,8 @@ from tests.kernels.product.portable_product_reference import (
 )
 from vllm.fork_kernels.portable.product import sum_partials
 
+pytestmark = pytest.mark.fast
+
 IN, MAX_RANK = 96, 16
 Adapter = tuple[list[torch.Tensor | None], list[torch.Tensor | None]]
 

@@ -20,6 +20,8 @@ from distribution.target import choose_kernels, choose_target
 from distribution.torch_source import TorchSource, load_source
 from tests.distribution.fake_repository import identities, write_files, write_program
 
+pytestmark = pytest.mark.fast
+
 CPU_BUILD = TorchSource("torch==2.13.0")
 CUDA_BUILD = TorchSource("torch==2.13.0", is_cuda_build=True)
 FULL = Path("/proc")  # on every Linux a file system of its own, with no space

@@ -14,6 +14,8 @@ from distribution.pins import Pin, load_pin
 from distribution.pristine import pristine_tree
 from tests.distribution.fake_repository import UPSTREAM, WHEEL, write_pin, write_wheel
 
+pytestmark = pytest.mark.fast
+
 UNREACHABLE = "http://127.0.0.1:9/simple"  # the discard port: connections are refused
 
 

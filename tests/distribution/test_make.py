@@ -20,6 +20,8 @@ from tests.distribution.fake_repository import write_files, write_program
 from tests.engines import ROOT
 from tools.bare_machine import instructions, packages_of_readme, suite_of
 
+pytestmark = pytest.mark.fast
+
 OLD_PYTHON = "import sys; sys.version_info = (3, 10, 4); import runpy; "
 
 

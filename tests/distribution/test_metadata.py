@@ -20,6 +20,8 @@ from distribution.pristine import build_folder
 from tests.distribution.fake_repository import write_files
 from vllm.fork.startup.transformers_release import is_tested
 
+pytestmark = pytest.mark.fast
+
 MULTIMODAL = ("torchvision", "torchaudio", "torchcodec")
 
 

@@ -24,6 +24,8 @@ from tests.distribution.fake_repository import (
     write_wheel,
 )
 
+pytestmark = pytest.mark.fast
+
 OWN = {**UPSTREAM, "vllm/_C.abi3.so": "another compiler's", "vllm/_version.py": "version = '?'\n"}
 REQUIRES = "Requires-Dist: torch==2.0+cpu; platform_machine == 'x86_64'\n"
 

@@ -23,6 +23,8 @@ from tests.distribution.fake_repository import (
 )
 from tests.engines import ROOT
 
+pytestmark = pytest.mark.fast
+
 LLAMA = "vllm/models/llama.py"
 
 

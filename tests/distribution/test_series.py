@@ -35,6 +35,8 @@ from tests.distribution.fake_repository import (
 )
 from tests.engines import ROOT
 
+pytestmark = pytest.mark.fast
+
 REAL = load_series(ROOT / "patches")
 TEXT = format_patch(FIRST)
 

@@ -28,6 +28,8 @@ from tests.distribution.fake_repository import (
     write_series,
 )
 
+pytestmark = pytest.mark.fast
+
 VERSION_FILE = "vllm/_version.py"
 BOTH_KINDS = pytest.mark.parametrize("link", [True, False], ids=["editable", "wheel"])
 

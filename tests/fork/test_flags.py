@@ -13,6 +13,8 @@ from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.fork.flags.fork_flags import CONFIG_KEY, ForkFlags
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+pytestmark = pytest.mark.fast
+
 
 def parse(*arguments: str) -> AsyncEngineArgs:
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())

@@ -5,9 +5,12 @@ from __future__ import annotations
 import inspect
 import random
 
+import pytest
 import torch
 
 from vllm.fork.models.slot_mapping import compute_slot_mapping
+
+pytestmark = pytest.mark.fast
 
 
 def launched() -> object:

@@ -20,6 +20,8 @@ from vllm.hf_compat.server.body import BODY_KEY, take_body
 from vllm.hf_compat.server.openai import HFChatCompletionRequest, HFCompletionRequest
 from vllm.sampling_params import SamplingParams
 
+pytestmark = pytest.mark.fast
+
 
 def pickled(params: SamplingParams) -> SamplingParams:
     copied = pickle.loads(pickle.dumps(params))

@@ -35,6 +35,8 @@ from vllm.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from vllm import LLM
 
+pytestmark = pytest.mark.fast
+
 MAX_POSITIONS = 64
 
 

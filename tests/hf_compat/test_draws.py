@@ -15,6 +15,8 @@ from vllm.hf_compat.logits.cpu_draws import CPUDraws, CPUStream, draw_on_cpu
 from vllm.hf_compat.logits.draws import DrawSource
 from vllm.hf_compat.logits.generator_draws import GeneratorStream, draw_with_generators
 
+pytestmark = pytest.mark.fast
+
 CPU = torch.device("cpu")
 Draw = Callable[[torch.Tensor, Sequence[object]], torch.Tensor]
 

@@ -22,6 +22,8 @@ from vllm import SamplingParams
 if TYPE_CHECKING:
     from vllm import LLM
 
+pytestmark = pytest.mark.fast
+
 token = st.integers(3, 600)  # the frequent ones, so that biases and bans have an effect
 sequences = st.lists(st.lists(token, min_size=1, max_size=3), min_size=1, max_size=4)
 biases = st.lists(

@@ -15,6 +15,8 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 
+pytestmark = pytest.mark.fast
+
 BLOCK_SIZE = 4
 
 

@@ -20,6 +20,8 @@ from vllm.hf_compat.rows.row_ids import GUIDE, row_id
 from vllm.sampling_params import SamplingParams
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
+pytestmark = pytest.mark.fast
+
 VOCAB_SIZE = 301
 MAX_LEN = 256
 MAX_BATCH = 6

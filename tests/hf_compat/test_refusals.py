@@ -15,6 +15,8 @@ from vllm.exceptions import VLLMValidationError
 from vllm.hf_compat.frontend import accept_params
 from vllm.sampling_params import BeamSearchParams
 
+pytestmark = pytest.mark.fast
+
 PROMPT = {"prompt_token_ids": [5, 6, 7]}
 
 UNSUPPORTED: list[dict[str, Any]] = [

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
 
+pytestmark = pytest.mark.fast
+
 BLOCK_SIZE = 4
 MAX_SEQS = 6
 NUM_NEW = 12

@@ -14,6 +14,8 @@ from transformers.masking_utils import sdpa_mask, sliding_window_causal_mask_fun
 from vllm.hf_layers.attention import attention
 from vllm.hf_layers.attention.attention import HFAttentionImpl
 
+pytestmark = pytest.mark.fast
+
 HEADS, KV_HEADS, HEAD_SIZE, BLOCK = 4, 2, 64, 32
 NO_WINDOW = -1
 Adversarial = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]

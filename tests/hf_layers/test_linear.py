@@ -17,6 +17,8 @@ from vllm.hf_layers.products.row_counts import FEW, counts_of_layout
 from vllm.hf_layers.products.single_row_products import RowPlan, layout_of
 from vllm.hf_layers.step_rows import runs_of
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.mark.parametrize(
     ("starts", "expected"),

@@ -20,6 +20,8 @@ from vllm.hf_layers.attention.model_attention import (
 )
 from vllm.model_executor.models.bloom import _get_alibi_slopes
 
+pytestmark = pytest.mark.fast
+
 PROMPTS = (1, 7, 33, 100, 257)
 NUM_DECODED = 4
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

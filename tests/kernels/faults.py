@@ -13,13 +13,16 @@ Fault = tuple[str, str, str]
 
 def copy_sources(paths: Iterable[Path], folder: Path, fault: Fault | None) -> None:
     """Copy sources of csrc/cuda to the same places below `folder`, with a fault or without."""
+    is_faulty = fault is None
     for path in paths:
         place = path.relative_to(CSRC)
         text = path.read_text()
         if fault is not None and place == Path("cuda", fault[0]):
             text = text.replace(*fault[1:])
+            is_faulty = True
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         (folder / place).write_text(text)
+    assert is_faulty, f"{fault} is in no file that was copied"
 
 
 def misplaced(faults: Mapping[str, Fault]) -> list[str]:

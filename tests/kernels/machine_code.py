@@ -16,7 +16,7 @@ from tests.engines import ROOT
 
 CSRC = ROOT / "csrc"
 NVCC = nvcc()
-KERNELS = {path.stem: path for path in CSRC.glob("cuda/*/*.cu") if path.stem != "seen_tokens"}
+KERNELS = {path.stem: path for path in CSRC.glob("cuda/**/*.cu") if path.stem != "seen_tokens"}
 """The files by their names."""
 
 

@@ -14,6 +14,8 @@ from vllm.parity import Setting, cli, report
 from vllm.parity.setting import PROMPTS, bundled_model
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+pytestmark = pytest.mark.fast
+
 
 def run(*words: str) -> None:
     parser = FlexibleArgumentParser()

@@ -8,9 +8,13 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tests.server.witness import Canary, failures_of, post
 from tests.sizes import size
 from vllm.hf_compat.server.body import GenerationFields
+
+pytestmark = pytest.mark.fast
 
 NUM_BODIES = size(300, 10_000)
 NUM_EXTREMES = size(150, 2254)  # all of them

@@ -11,6 +11,8 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from tests.reference import generate, prompt_texts
 
+pytestmark = pytest.mark.fast
+
 
 def complete(client: openai.OpenAI, prompt: str, **extra: Any) -> list[int]:
     """Return the tokens of one completion (``return_token_ids`` is upstream's addition)."""

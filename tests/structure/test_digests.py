@@ -13,6 +13,8 @@ from tests.engines import ROOT
 from tools import digests
 from vllm.deterministic import NUMERICS_VERSION
 
+pytestmark = pytest.mark.fast
+
 KINDS = ["frequencies", "start-up check"]
 VERSIONS = {1: "21b77ba1bc1802671f1243ff6600d7451acf7a0a32d11da89306cef0c439a70d"}
 """SHA-256 of the results of the operations, for each version of the numerics."""

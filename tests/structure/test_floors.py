@@ -11,6 +11,8 @@ import pytest
 from tests.engines import ROOT
 from tests.structure.imports import imports_of, modules
 
+pytestmark = pytest.mark.fast
+
 Floors = tuple[set[str], ...]
 """From the roof down; what stands beside each other does not import each other."""
 

@@ -11,6 +11,8 @@ import pytest
 
 from tests.engines import ROOT
 
+pytestmark = pytest.mark.fast
+
 PYTHON = ("vllm", "distribution", "benchmarks", "examples", "tests", "tools")
 MOST_LINES_OF_A_FILE, MOST_LINES_OF_A_FUNCTION, MEDIAN_LINES_OF_A_FUNCTION = 450, 60, 9
 

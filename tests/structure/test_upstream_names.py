@@ -12,6 +12,8 @@ from distribution.pins import load_pin
 from distribution.pristine import build_folder
 from tools.upstream_names import missing_names, used_names
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.fixture
 def pinned() -> Path:

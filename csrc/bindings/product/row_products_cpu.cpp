@@ -3,149 +3,16 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 
-#include <algorithm>
 #include <optional>
-#include <vector>
 
 #include "bindings/checks.h"
 #include "bindings/cpu_operators.h"
 #include "bindings/formats.h"
-#include "cpu/team/team.h"
 #include "cpu/isa.h"
+#include "cpu/torch_order/single_row/multiply_rows.h"
 
 namespace vllm_fork {
 namespace {
-
-// Weights that stay in the second cache while all rows pass them.
-constexpr int64_t kTileBytes = 128 * 1024;
-
-// The operands of a product, as bits.
-struct Operands {
-  const uint16_t* x;
-  const uint16_t* weight;
-  const uint16_t* bias;  // or null
-  int64_t rows, outputs, size;
-  Format format;
-
-  std::vector<float> widened(const uint16_t* numbers, int64_t count) const {
-    std::vector<float> wide(count);
-    chosen_isa().operations->widen(format, numbers, wide.data(), count);
-    return wide;
-  }
-};
-
-// The order of ATen's product of a vector: 64 sums of a row.
-class SumsOfRows {
- public:
-  static constexpr int64_t kTile = 1;
-  explicit SumsOfRows(const Operands& operands)
-      : operands_(operands), wide_(operands.widened(operands.x, operands.rows * operands.size)) {}
-  int64_t num_sums(int64_t outputs) const { return operands_.rows * outputs; }
-  void operator()(const uint16_t* weight, int64_t outputs, float* sums) const {
-    chosen_isa().row_products(wide_.data(), operands_.rows, weight,
-                              operands_.format == Format::kFloat16, outputs, operands_.size, sums);
-  }
-  static int64_t place(int64_t row, int64_t output, int64_t outputs) {
-    return row * outputs + output;
-  }
-
- private:
-  const Operands& operands_;
-  std::vector<float> wide_;
-};
-
-// The order of oneDNN's: chains of pairs.
-class ChainsOfRows {
- public:
-  static constexpr int64_t kTile = kChainTile;
-  ChainsOfRows(const Operands& operands, int64_t block)
-      : operands_(operands),
-        block_(block),
-        groups_((operands.rows + kChainLanes - 1) / kChainLanes),
-        pairs_(groups_ * operands.size / 2 * kChainLanes) {
-    const int64_t num_pairs = operands.size / 2;
-    for (int64_t m = 0; m < operands.rows; ++m) {
-      uint32_t* lane = &pairs_[m / kChainLanes * num_pairs * kChainLanes + m % kChainLanes];
-      const uint16_t* row = operands.x + m * operands.size;
-      for (int64_t i = 0; i < num_pairs; ++i) {
-        lane[i * kChainLanes] = row[2 * i] | static_cast<uint32_t>(row[2 * i + 1]) << 16;
-      }
-    }
-  }
-  int64_t num_sums(int64_t outputs) const { return groups_ * outputs * kChainLanes; }
-  void operator()(const uint16_t* weight, int64_t outputs, float* sums) const {
-    chosen_row_chains()(pairs_.data(), groups_, weight, outputs, operands_.size, block_, sums);
-  }
-  static int64_t place(int64_t row, int64_t output, int64_t outputs) {
-    return (row / kChainLanes * outputs + output) * kChainLanes + row % kChainLanes;
-  }
-
- private:
-  const Operands& operands_;
-  int64_t block_, groups_;
-  std::vector<uint32_t> pairs_;
-};
-
-// The same order, a lane for each output.
-class ChainsOfFewRows {
- public:
-  static constexpr int64_t kTile = 2 * kFewRowOutputs;
-  ChainsOfFewRows(const Operands& operands, int64_t block) : operands_(operands), block_(block) {}
-  static bool takes(const Operands& operands, int64_t block) {
-    return operands.rows <= kMostFewRows && operands.outputs >= kFewRowOutputs &&
-           operands.size % kFewRowColumns == 0 && block % kFewRowColumns == 0;
-  }
-  int64_t num_sums(int64_t outputs) const {
-    return operands_.rows * std::max(outputs, kFewRowOutputs);
-  }
-  void operator()(const uint16_t* weight, int64_t outputs, float* sums) const {
-    const int64_t missing = std::max<int64_t>(0, kFewRowOutputs - outputs);
-    chosen_few_row_chains()(operands_.x, operands_.rows, weight - missing * operands_.size,
-                            outputs + missing, operands_.size, block_, sums);
-    if (!missing) return;  // else outputs before these were computed again
-    for (int64_t m = 0; m < operands_.rows; ++m) {
-      std::copy_n(sums + m * kFewRowOutputs + missing, outputs, sums + m * outputs);
-    }
-  }
-  static int64_t place(int64_t row, int64_t output, int64_t outputs) {
-    return row * outputs + output;
-  }
-
- private:
-  const Operands& operands_;
-  int64_t block_;
-};
-
-// Writes [rows, outputs], tile by tile of the weight.
-template <typename Order>
-void multiply(const Operands& operands, const Order& order, uint16_t* target) {
-  std::vector<float> bias;
-  if (operands.bias) bias = operands.widened(operands.bias, operands.outputs);
-  const int64_t row_bytes = std::max<int64_t>(1, 2 * operands.size);
-  const int64_t tile = std::max<int64_t>(1, kTileBytes / row_bytes / Order::kTile) * Order::kTile;
-  const int64_t num_tiles = (operands.outputs + tile - 1) / tile;
-  // One thread does less than this many products, some ten microseconds' worth, as soon as two that
-  // wait for each other, of which one may have lost its core; eight rows take about twice as long as
-  // one.
-  constexpr int64_t kWorthAThread = 1 << 19;
-  const int64_t of_a_tile = std::max<int64_t>(1, tile * operands.size * (8 + operands.rows) / 8);
-  const int64_t grain = std::max<int64_t>(1, kWorthAThread / of_a_tile);
-  share_work(0, num_tiles, grain, [&](int64_t begin, int64_t end) {
-    std::vector<float> sums(order.num_sums(tile)), row(tile);
-    for (int64_t first = begin * tile; first < std::min(operands.outputs, end * tile);
-         first += tile) {
-      const int64_t count = std::min(tile, operands.outputs - first);
-      order(operands.weight + first * operands.size, count, sums.data());
-      for (int64_t m = 0; m < operands.rows; ++m) {
-        for (int64_t n = 0; n < count; ++n) {
-          row[n] = sums[Order::place(m, n, count)] + (bias.empty() ? 0.0f : bias[first + n]);
-        }
-        chosen_isa().operations->narrow(operands.format, row.data(),
-                                        target + m * operands.outputs + first, count);
-      }
-    }
-  });
-}
 
 bool has_row_products() { return chosen_isa().row_products != nullptr; }
 bool has_row_chains() { return chosen_row_chains() != nullptr; }
@@ -156,7 +23,7 @@ Tensor row_products_into(const Into& into, const Tensor& x, const Tensor& weight
                          const std::optional<Tensor>& bias, int64_t block) {
   const bool is_there = block ? has_row_chains() : has_row_products();
   check_row_products(x, weight, bias, block, is_there);
-  const Operands operands{
+  const RowOperands operands{
       static_cast<const uint16_t*>(x.data_ptr()),
       static_cast<const uint16_t*>(weight.data_ptr()),
       bias ? static_cast<const uint16_t*>(bias->data_ptr()) : nullptr,
@@ -167,13 +34,7 @@ Tensor row_products_into(const Into& into, const Tensor& x, const Tensor& weight
   };
   Tensor result = into ? *into : torch::stable::new_empty(x, {x.size(0), weight.size(0)});
   auto* target = static_cast<uint16_t*>(result.data_ptr());
-  if (block && ChainsOfFewRows::takes(operands, block)) {
-    multiply(operands, ChainsOfFewRows(operands, block), target);
-  } else if (block) {
-    multiply(operands, ChainsOfRows(operands, block), target);
-  } else {
-    multiply(operands, SumsOfRows(operands), target);
-  }
+  multiply_rows(operands, block, target);
   return result;
 }
 

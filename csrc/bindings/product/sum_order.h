@@ -5,17 +5,9 @@
 #include <vector>
 
 #include "bindings/argument_checks.h"
-#include "cpu/torch_order/single_row/ordered_products.h"
+#include "cpu/torch_order/single_row/multiply_in_order.h"
 
 namespace vllm_fork {
-
-// Outputs that are added in one order.
-struct SumRange {
-  int64_t end;
-  float zero;
-  const SumStep* steps;
-  int64_t num_steps;
-};
 
 inline void check_step(const char* op, const SumStep& step, int64_t index, int64_t size,
                        bool has_bias) {

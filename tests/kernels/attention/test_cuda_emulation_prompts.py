@@ -237,7 +237,7 @@ def test_the_emulation_finds_faults(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kernel that forgets to wait, or waits for something else, has other bits or stops."""
-    sources = (CSRC / "cuda" / "attention").glob("prompt_*.cuh")
+    sources = (CSRC / "cuda" / "attention" / "hopper").glob("*.cuh")
     copy_sources(sources, tmp_path, FAULTS[fault])
     source = tmp_path / "faulty.cpp"
     source.write_text(FAULTY_KERNEL)

@@ -11,6 +11,8 @@ from vllm.fork_kernels import has_token_attention, paged_sdpa
 from vllm.hf_layers.attention.paged_attention import Heads, has_the_order
 from vllm.hf_layers.products.probe.token_orders import token_orders
 
+pytestmark = pytest.mark.fast
+
 BLOCK_SIZE = 16
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # Longer than the 512 keys that PyTorch's kernel for CPUs takes at a time, too.

@@ -15,6 +15,8 @@ from vllm.fork_kernels.portable.attention import (
     portable_attention,
 )
 
+pytestmark = pytest.mark.fast
+
 HEADS = 4
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},

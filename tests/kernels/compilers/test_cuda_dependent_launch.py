@@ -6,6 +6,7 @@ other is emulated so, too; here are faults that must be found.
 
 import ctypes
 import re
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -128,9 +129,8 @@ NAMED = "A thread ends without having waited for the kernels before."
 
 def layer_library(fault: str | None, folder: Path) -> ctypes.CDLL:
     """Compile the kernels with a fault, or without."""
-    for part in ("product", "rows"):
-        sources = (CSRC / "cuda" / part).iterdir()
-        copy_sources(sources, folder, FAULTS[fault] if fault else None)
+    parts = [(CSRC / "cuda" / part).rglob("*.*") for part in ("product", "rows")]
+    copy_sources(chain(*parts), folder, FAULTS[fault] if fault else None)
     source = folder / "kernels" / "compilers" / SOURCE.name
     source.parent.mkdir(parents=True)
     source.write_text(SOURCE.read_text())

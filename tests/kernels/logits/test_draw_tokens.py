@@ -16,6 +16,8 @@ from vllm.fork_kernels.logits.mt19937 import (
     write_generator,
 )
 
+pytestmark = pytest.mark.fast
+
 VOCABULARIES = (1, 2, 7, 15, 16, 17, 301, 311, 312, 313, 4096, 32000, 128256)
 SEEDS = (0, 1, 2**32 + 5, 2**63 - 1, 2**64 - 1, -1, -(2**63))
 

@@ -8,6 +8,8 @@ import torch
 from tests.kernels.logits.seen_token_cases import VOCABULARIES, int32, random_tokens, seen_of
 from vllm import fork_kernels
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.mark.parametrize(
     ("vocab_size", "words"), [(0, 0), (1, 1), (31, 1), (32, 1), (33, 2), (128256, 4008)]

@@ -20,6 +20,8 @@ from tests.kernels.portable_cases import (
 from vllm.fork_kernels.portable.logits import portable_argmax, portable_log_softmax, portable_top_k
 from vllm.fork_kernels.portable.sampling import portable_draw, portable_filter
 
+pytestmark = pytest.mark.fast
+
 VOCABULARIES = (1, 2, 15, 64, 1000, 4099)
 
 

@@ -24,6 +24,8 @@ from tests.kernels.logits.seen_token_cases import (
 )
 from vllm.fork_kernels import DivisionRule
 
+pytestmark = pytest.mark.fast
+
 
 def test_the_instruction_set_that_is_tested() -> None:
     assert torch.ops.vllm_fork.cpu_isa() == (os.environ.get(ISA_VARIABLE) or BEST_ISA)

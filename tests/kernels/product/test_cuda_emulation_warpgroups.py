@@ -230,7 +230,7 @@ extern "C" const char* run_product(uint64_t seed, int64_t outputs, int64_t input
 
 def faulty_library(fault: str, folder: Path) -> ctypes.CDLL:
     """Compile the kernel with a fault; without, if there is none of that name."""
-    sources = (CSRC / "cuda" / "product").glob("*.cuh")
+    sources = (CSRC / "cuda" / "product").rglob("*.cuh")
     copy_sources(sources, folder, FAULTS.get(fault))
     source = folder / "faulty.cpp"
     source.write_text(FAULTY_KERNEL)

@@ -26,6 +26,8 @@ from vllm.fork_kernels.portable.product import (
     unpack_weight,
 )
 
+pytestmark = pytest.mark.fast
+
 # sha256 of the bits, all cases of one after another.
 WEIGHT_DIGEST = "80ee85a93736a000ecf71f0a0515264ae5cfd57c758db707b1598920ae820202"
 PRODUCT_DIGEST = "0bd40d14b62bf63730b95ec79a2b4778d177ddff5c0afdac580fbdbcffb04ead"

@@ -18,6 +18,8 @@ from tests.kernels.portable_cases import (
 )
 from vllm.fork_kernels.portable.functions import Function, portable_gated, portable_map
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("function", Function)

@@ -10,6 +10,8 @@ from tests.kernels import portable_reference as reference
 from tests.kernels.portable_cases import DTYPES, as_floats, assert_same, numbers, rounded
 from vllm.fork_kernels.portable.rotary import portable_rotate, rotary_frequencies, rotary_table
 
+pytestmark = pytest.mark.fast
+
 
 @pytest.mark.parametrize(("size", "base"), [(2, 1.0), (64, 10000.0), (128, 5e5), (80, 1e6 + 0.5)])
 def test_frequencies(size: int, base: float) -> None:
