@@ -16,7 +16,7 @@ from vllm.deterministic.attention import PortableAttentionImpl
 from vllm.deterministic.elementwise import PortableActivation
 from vllm.deterministic.layers import use_portable_layers
 from vllm.engine.arg_utils import EngineArgs
-from vllm.hf_layers.definition.formulas import BloomGELU
+from vllm.hf_layers.definition.bloom import BloomGELU
 from vllm.model_executor.layers.activation import FatreluAndMul, SiluAndMul
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.layernorm import RMSNorm

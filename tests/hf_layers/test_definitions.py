@@ -49,6 +49,8 @@ from vllm.hf_layers.engine.unlike_models import check_long_texts
 from vllm.hf_layers.layers.rotary import check_positions
 from vllm.model_executor.layers.rotary_embedding import get_rope
 
+pytestmark = pytest.mark.early
+
 _WINDOWS = {"use_sliding_window": True, "num_hidden_layers": 4}
 _TURNS = ["full_attention", "sliding_attention"] * 2
 _STABLELM_2 = {"qk_layernorm": True, "use_parallel_residual": True}
@@ -196,7 +198,7 @@ def test_norms_of_heads_on_several_ranks(num_heads: int, monkeypatch: pytest.Mon
     [
         (LlamaConfig(max_position_embeddings=512), 1500, "use max_model_len=512, or hf_compat"),
         (Gemma3TextConfig(max_position_embeddings=512), 1500, "use max_model_len=512, or hf_com"),
-        (FalconConfig(alibi=True), 16, "alibi=True of Falcon"),
+        (FalconConfig(alibi=True), 16, "alibi=True of falcon"),
     ],
 )
 def test_what_only_long_texts_show(

@@ -34,6 +34,7 @@ SHAPE = {
 MIXTURES: dict[str, dict[str, Any]] = {
     "mixtral": {"intermediate_size": 448, "num_local_experts": 8},
     "olmoe": {"intermediate_size": 96, "num_experts": 16},
+    "flex_olmo": {"intermediate_size": 96, "num_experts": 16},
     "qwen2_moe": {
         "moe_intermediate_size": 96,
         "shared_expert_intermediate_size": 200,

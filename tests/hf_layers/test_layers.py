@@ -24,7 +24,7 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 from tests.loaded_models import LoadModel
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.hf_layers.attention.attention import HFAttentionImpl
-from vllm.hf_layers.definition.formulas import BloomGELU
+from vllm.hf_layers.definition.bloom import BloomGELU
 from vllm.hf_layers.layers.norms import Scaling, scaling_of
 from vllm.hf_layers.replacement import _follow_hf
 from vllm.model_executor.layers.activation import (

@@ -23,6 +23,8 @@ from vllm.hf_layers.products.single_row_products import (
     same_bits,
 )
 
+pytestmark = pytest.mark.early
+
 NEEDS_AVX512 = pytest.mark.skipif(
     not torch.cpu._is_avx512_supported(), reason="the operator is there with AVX-512 only"
 )

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
+from transformers import LlamaConfig
 
 from tests.loaded_models import LoadModel
 from vllm.config import VllmConfig, set_current_vllm_config
@@ -60,7 +61,7 @@ def matrices(dtype: torch.dtype) -> dict[str, tuple[torch.Tensor, torch.Tensor]]
 def loaded_attention(dtype: torch.dtype, *, plain: bool) -> LinearBase:
     model = Attention(dtype)
     if plain:
-        use_plain_products(model, "llama")
+        use_plain_products(model, LlamaConfig())
     split_projections(model, required=True)
     layer = model.qkv_proj
     for name, (weight, bias) in matrices(dtype).items():

@@ -39,7 +39,8 @@ FLOORS_WITHIN: dict[str, Floors] = {
         {"decoder"},
         {"layers", "attention"},
         {"products"},
-        {"step_rows", "engine", "ordered_logprobs"},
+        {"step_rows", "engine"},
+        {"models", "ordered_logprobs"},
     ),
     "fork": (
         {"requests"},

@@ -10,7 +10,7 @@ from torch import nn
 from vllm.deterministic.elementwise import PortableActivation
 from vllm.deterministic.fusion import Source
 from vllm.fork_kernels.portable.functions import Function, portable_gated
-from vllm.hf_layers.definition.formulas import BloomGELU
+from vllm.hf_layers.definition.bloom import BloomGELU
 from vllm.model_executor.layers.activation import (
     GELU,
     FastGELU,

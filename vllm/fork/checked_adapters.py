@@ -1,8 +1,11 @@
 """Adapters that cannot be served are refused before a step asks for them.
 
-Workers load an adapter in the first step of a request that has it. An error there ends the engine,
-and with it the answers of everybody. So each adapter is loaded by a call of its own before, whose
-error is an answer; again if its files have changed, since the engine may have forgotten it.
+Why: Workers load an adapter in the first step of a request that has it. An error there ends the
+  engine, and with it the answers of everybody. So each adapter is loaded by a call of its own
+  before, whose error is an answer; again if its files have changed, since the engine may have
+  forgotten it.
+Upstream status: Bug in 0.32.0, to be reported.
+Exit condition: Upstream loads an adapter before it accepts a request that has it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,13 @@
 """Logprobs that depend on their row alone, and without a compiler between.
 
-vLLM asks for as many likeliest tokens as the request of a step that wants most, and PyTorch's
-``topk`` chooses among equal logprobs, which 16 bits have many of, by how many are asked for: other
-requests would change which tokens are listed. vLLM also compiles the count of a token's rank when
-the first step needs it. On CPUs that takes seconds, for which all requests of the engine wait.
+Why: vLLM asks for as many likeliest tokens as the request of a step that wants most, and PyTorch's
+  ``topk`` chooses among equal logprobs, which 16 bits have many of, by how many are asked for:
+  other requests would change which tokens are listed. vLLM also compiles the count of a token's
+  rank when the first step needs it. On CPUs that takes seconds, for which all requests of the
+  engine wait.
+Upstream status: Bug in 0.32.0, to be reported.
+Exit condition: Upstream lists tokens whatever other requests want, and compiles nothing after its
+  start.
 """
 
 from __future__ import annotations

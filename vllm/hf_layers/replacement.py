@@ -27,6 +27,7 @@ from vllm.hf_layers.layers.linear import use_plain_products
 from vllm.hf_layers.layers.norms import forward_gemma_rms_norm, forward_rms_norm, scaling_of
 from vllm.hf_layers.layers.rotary import forward_rotary, takes_few_tokens_at_once, use_hf_angles
 from vllm.hf_layers.layers.split_linear import split_projections
+from vllm.hf_layers.models import facts_of
 from vllm.model_executor.custom_op import CustomOp
 from vllm.model_executor.layers.activation import (
     GELU,
@@ -58,9 +59,6 @@ _NATIVE = (GELU, GELUTanh, NewGELU, FastGELU, QuickGELU, ReLUSquaredActivation)
 
 _PREPARED = "has_hf_operations"
 
-_SCALES_QUERY = {"opt", "xglm"}
-"""Models that multiply the query with the scale, in their dtype, before attention."""
-
 
 def use_hf_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
     """Make the layers of `model`, which is not loaded yet, compute what hf_compat and split_qkv ask
@@ -75,7 +73,7 @@ def use_hf_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
         config = vllm_config.model_config.hf_text_config
         _follow_hf(model, config)
         if current_platform.is_cpu():
-            use_plain_products(model, config.model_type)
+            use_plain_products(model, config)
             _use_hf_experts(model, config)
             _use_hf_attention(model, config)
             _use_decoder_rows(model, vllm_config)
@@ -137,7 +135,7 @@ def _use_hf_attention(model: nn.Module, config: PreTrainedConfig) -> None:
     for layer in model.modules():
         upstream = getattr(layer, "impl", None)
         if kind.can_replace(upstream):
-            layer.impl = kind(upstream, config.model_type in _SCALES_QUERY)
+            layer.impl = kind(upstream, facts_of(config).scales_query)
 
 
 def _use_decoder_rows(model: nn.Module, vllm_config: VllmConfig) -> None:

@@ -16,6 +16,7 @@ from vllm.fork.processes.cores import THREADS_BIND, chosen_threads
 from vllm.hf_layers.definition.attn_implementation import attn_implementation
 from vllm.hf_layers.engine.engine_args import PYTORCH_THREADS
 from vllm.hf_layers.engine.exact_models import could_be_exact
+from vllm.hf_layers.models import facts_of
 from vllm.platforms import current_platform
 
 if TYPE_CHECKING:
@@ -185,12 +186,10 @@ def _of_the_model(config: ModelConfig) -> Iterator[Setting]:
     `check_layers` of the report finds all reasons, and finds them in another process, whose errors
     the caller has to look for in the log.
     """
-    from vllm.hf_layers.layers.experts import MIXTURES  # what it imports, imports this module
-
     name, model_type = config.architecture, config.hf_text_config.model_type
     if config.use_mla:
         yield Setting(name, "its latent attention (MLA) keeps vLLM's kernel", "", True)
-    if config.get_num_experts() and model_type not in MIXTURES:
+    if config.get_num_experts() and not facts_of(config.hf_text_config).mixture:
         yield Setting(name, f"the experts of {model_type} keep vLLM's kernel", "", True)
     if config.is_hybrid or config.is_attention_free:
         yield Setting(name, "layers without attention keep vLLM's kernels", "")

@@ -16,7 +16,8 @@ from transformers.activations import ACT2CLS
 from transformers.pytorch_utils import Conv1D
 
 from vllm.hf_layers.layers.activations import parts_of_runs
-from vllm.hf_layers.layers.single_row_experts import PLAIN_MIXTURES, RowExperts
+from vllm.hf_layers.layers.single_row_experts import RowExperts
+from vllm.hf_layers.models import facts_of
 from vllm.hf_layers.products.single_row_products import RowPlan
 from vllm.hf_model.group import Group
 from vllm.hf_model.row_linear import RowLinear
@@ -70,7 +71,7 @@ def _forward_for(module: Any, group: Group) -> Forward | None:
 
 def _is_plain_mixture(module: nn.Module) -> bool:
     config = getattr(getattr(module, "experts", None), "config", None)
-    return getattr(config, "model_type", None) in PLAIN_MIXTURES
+    return config is not None and facts_of(config).mixture == "plain"
 
 
 def _rows_apart(forward: Forward, group: Group) -> Forward:

@@ -24,9 +24,9 @@ from vllm.fork.startup.missing_packages import check_input_packages, naming_miss
 from vllm.fork.startup.model_path import check_model_path
 from vllm.fork.startup.system_libraries import check_system_libraries
 from vllm.hf_compat.engine_config import use_hf_semantics
+from vllm.hf_layers.definition.fields import change_fields
 from vllm.hf_layers.engine import engine_args as hf_layers
 from vllm.hf_layers.engine.float16 import with_hf_float16
-from vllm.hf_layers.engine.model_fields import change_fields
 from vllm.hf_layers.strict import note_settings
 from vllm.receipts import engine_args as receipts
 from vllm.twin.check import check_definition

@@ -21,6 +21,8 @@ from vllm.fork_kernels.portable.functions import Function, portable_gated
 from vllm.fork_kernels.portable.norm import portable_rms_norm
 from vllm.fork_kernels.portable.product import PackedWeight, pack_weight, portable_product
 
+pytestmark = pytest.mark.early
+
 SOURCE = Path(__file__).with_name("dependent_layer.cpp")
 
 # --- machine code --------------------------------------------------------------------------------

@@ -1,8 +1,10 @@
 """What upstream's layers have packed on CPUs: oneDNN's and other kernels' layouts of their weights.
 
-Upstream's own updates (``initialize_layerwise_reload``) make layers anew whose parameters were
-loaded. On CPUs a layer without its parameter cannot be loaded by anything else, and a head that is
-tied to an embedding keeps the layout of the old one.
+Why: Upstream's own updates (``initialize_layerwise_reload``) make layers anew whose parameters were
+  loaded. On CPUs a layer without its parameter cannot be loaded by anything else, and a head that
+  is tied to an embedding keeps the layout of the old one.
+Upstream status: Bug in 0.32.0, to be reported.
+Exit condition: Upstream makes anew what it has packed.
 """
 
 from __future__ import annotations

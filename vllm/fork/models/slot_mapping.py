@@ -1,10 +1,13 @@
 """Where in the KV cache each token goes: what stands in for Triton's kernel on CPUs.
 
-vLLM 0.32.0's own stand-in (``_compute_slot_mapping_kernel_impl`` of
-``vllm/utils/cpu_triton_utils.py``) has a parameter that its kernel no longer has, so that without
-Triton-CPU no step of an engine runs. The wheel that is pinned for CPUs has it repaired; a wheel
-that was built from vLLM's source release has not. Its C++ starts all threads for a sum of a few
-numbers, and waits at the end of it for those that have lost their cores.
+Why: vLLM 0.32.0's own stand-in (``_compute_slot_mapping_kernel_impl`` of
+  ``vllm/utils/cpu_triton_utils.py``) has a parameter that its kernel no longer has, so that without
+  Triton-CPU no step of an engine runs. The wheel that is pinned for CPUs has it repaired; a wheel
+  that was built from vLLM's source release has not. Its C++ starts all threads for a sum of a few
+  numbers, and waits at the end of it for those that have lost their cores.
+Upstream status: Bug in 0.32.0, to be reported; the wheel that is pinned for CPUs has it repaired.
+Exit condition: Upstream's stand-in has its kernel's parameters, or the pinned text is no longer
+  0.32.0's.
 """
 
 from __future__ import annotations

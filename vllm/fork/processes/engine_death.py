@@ -1,4 +1,10 @@
-"""The death of an engine's process reaches those of ``LLM`` that wait for its answers."""
+"""The death of an engine's process reaches those of ``LLM`` that wait for its answers.
+
+Why: The engine's process dies while a call of ``LLM`` waits: the other processes that wait are not
+  told, and wait for ever.
+Upstream status: Bug in 0.32.0, to be reported.
+Exit condition: Upstream tells every process of ``LLM`` that its engine has died.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """Answers of an engine that is one process (`one_process`): whoever has them sends them.
 
-vLLM hands them to a thread. Where that thread shares its interpreter with the model, it takes it
-away while the next step is prepared, and waking one after the other takes longer than to send.
+Why: vLLM hands them to a thread. Where that thread shares its interpreter with the model, it takes
+  it away while the next step is prepared, and waking one after the other takes longer than to send.
+Upstream status: Not reported yet: a matter of defaults.
+Exit condition: Upstream sends answers in the thread that has them, where it has one process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """One process for an engine's scheduler and its model, on CPUs, where it has one rank.
 
-vLLM gives the model a process of its own there, since OpenMP is told which thread runs on which
-core before a process begins. An engine with a flag leaves that to the system, among its cores. So
-it starts with one import of everything less, and scheduler and model send each other no messages.
+Why: vLLM gives the model a process of its own there, since OpenMP is told which thread runs on
+  which core before a process begins. An engine with a flag leaves that to the system, among its
+  cores. So it starts with one import of everything less, and scheduler and model send each other no
+  messages.
+Upstream status: Not reported yet: a matter of defaults.
+Exit condition: Upstream has scheduler and model in one process on CPUs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""Pipeline parallelism on CPUs, for code that is not compiled."""
+"""Pipeline parallelism on CPUs, for code that is not compiled.
+
+Why: vLLM makes a rank's buffers in the first run of a model, which is left out on CPUs where
+  nothing is compiled: the first request ends the engine.
+Upstream status: Bug in 0.32.0, to be reported.
+Exit condition: Upstream's pipeline on CPUs runs uncompiled.
+"""
 
 from __future__ import annotations
 

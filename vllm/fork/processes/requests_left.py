@@ -1,7 +1,9 @@
 """A call of ``LLM`` that ends in an exception leaves no request behind.
 
-Requests that were added, and whose answers nobody fetches, would be computed by the next call,
-which returned them as its own.
+Why: Requests that were added, and whose answers nobody fetches, would be computed by the next call,
+  which returned them as its own.
+Upstream status: Bug in 0.32.0, to be reported.
+Exit condition: Upstream aborts the requests of a call that raises.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""A server that is told to end refuses what comes, and says so to whom it cannot answer."""
+"""A server that is told to end refuses what comes, and says so to whom it cannot answer.
+
+Why: A server that ends waits for ever for what it has not answered in its time, and gives a 500 to
+  what comes.
+Upstream status: Bug in 0.32.0, to be reported.
+Exit condition: Upstream answers both with a 503.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """What workers have replied to a call that failed is taken before the next one is made.
 
-Upstream's executor of several workers reads their replies in order, and stops at the first error.
-The replies of those behind it stay, and the next call takes them for its own.
+Why: Upstream's executor of several workers reads their replies in order, and stops at the first
+  error. The replies of those behind it stay, and the next call takes them for its own.
+Upstream status: Bug in 0.32.0, to be reported.
+Exit condition: Upstream reads the replies of all workers before it raises.
 """
 
 from __future__ import annotations

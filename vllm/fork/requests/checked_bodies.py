@@ -1,4 +1,9 @@
-"""Bodies of ``/abort_requests`` and of weights that upstream would fail on: a 400, and why."""
+"""Bodies of ``/abort_requests`` and of weights that upstream would fail on: a 400, and why.
+
+Why: Upstream answers them with a 500, or ends the engine.
+Upstream status: Bug in 0.32.0, to be reported.
+Exit condition: Upstream checks these bodies.
+"""
 
 from __future__ import annotations
 

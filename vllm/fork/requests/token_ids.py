@@ -1,4 +1,9 @@
-"""Prompts of token ids that no message to the engine can carry, or that the model does not have."""
+"""Prompts of token ids that no message to the engine can carry, or that the model does not have.
+
+Why: Ids that are no ints end the engine's process, or are never answered.
+Upstream status: Bug in 0.32.0, to be reported.
+Exit condition: Upstream refuses token ids that are no ints.
+"""
 
 from __future__ import annotations
 

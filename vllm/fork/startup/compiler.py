@@ -1,4 +1,10 @@
-"""torch.compile on machines that have no C++ compiler, or not Python's headers."""
+"""torch.compile on machines that have no C++ compiler, or not Python's headers.
+
+Why: An engine on CPUs ends in a stack trace where there is no C++ compiler, or are no headers of
+  Python's.
+Upstream status: Not reported yet: a matter of defaults.
+Exit condition: Upstream runs uncompiled there, and says so.
+"""
 
 from __future__ import annotations
 

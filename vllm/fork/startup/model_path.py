@@ -1,6 +1,8 @@
 """A model's name that can only be a folder, and there is none: said at once.
 
-Otherwise vLLM asks the Hub for it, waits for answers, and says at last that it has none.
+Why: Otherwise vLLM asks the Hub for it, waits for answers, and says at last that it has none.
+Upstream status: Not reported yet: a matter of defaults.
+Exit condition: Upstream says that a path is no folder.
 """
 
 from __future__ import annotations

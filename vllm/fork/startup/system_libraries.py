@@ -1,4 +1,9 @@
-"""What vLLM's compiled operations for CPUs need of the system."""
+"""What vLLM's compiled operations for CPUs need of the system.
+
+Why: Without libnuma vLLM logs that its operations did not load, and fails much later.
+Upstream status: Not reported yet: a matter of defaults.
+Exit condition: Upstream's wheel brings the library, or says that it is missing.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
 """What compiles the grammars of structured outputs in an engine with hf_compat.
 
-Upstream's ``StructuredOutputManager`` has one backend for all requests: the one that its first
-request needs. With ``backend="auto"`` a request is checked with the backend that can follow it and
-compiled with the manager's, so that a schema that only llguidance knows is not followed after a
-first one for xgrammar. Here each grammar is compiled by the backend that can follow it.
+Why: Upstream's ``StructuredOutputManager`` has one backend for all requests: the one that its first
+  request needs. With ``backend="auto"`` a request is checked with the backend that can follow it
+  and compiled with the manager's, so that a schema that only llguidance knows is not followed after
+  a first one for xgrammar. Here each grammar is compiled by the backend that can follow it.
+Upstream status: Bug in 0.32.0, to be reported.
+Exit condition: Upstream compiles each grammar with the backend that it was checked with.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import torch
 from torch.nn import functional
 
 from vllm.hf_layers.attention.attention import HFAttentionImpl
+from vllm.hf_layers.models import facts_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -70,8 +71,9 @@ class BloomAttentionImpl(HFAttentionImpl):
 
 def attention_of(config: PreTrainedConfig) -> type[HFAttentionImpl]:
     """Return how Transformers' model of a configuration attends."""
-    if config.model_type == "bloom":
+    kind = facts_of(config).attention
+    if kind == "alibi":
         return BloomAttentionImpl
-    if config.model_type == "falcon" and config.multi_query and not config.new_decoder_architecture:
+    if kind == "multi_query" and config.multi_query and not config.new_decoder_architecture:
         return MultiQueryAttentionImpl
     return HFAttentionImpl

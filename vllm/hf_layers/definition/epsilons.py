@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vllm.hf_layers.models import facts_of
 from vllm.model_executor.layers.layernorm import RMSNorm
 
 if TYPE_CHECKING:
@@ -13,14 +14,6 @@ if TYPE_CHECKING:
 _LATENT_NORMS = (".q_a_layernorm", ".kv_a_layernorm")
 _OF_LATENT_NORMS = 1e-6
 """Default of the classes of norms, which ``DeepseekV3Attention`` and all like it leave."""
-
-_SCALED_NORM = ".per_layer_projection_norm"
-"""What it is given, ``Gemma3nTextModel.project_per_layer_inputs`` divides by the root of the width,
-and vLLM does not.
-"""
-
-_WITH_A_CONSTANT = {"gpt_oss", "olmoe"}
-"""Types of models for which vLLM has 1e-5, whatever ``rms_norm_eps`` is."""
 
 
 def use_hf_epsilons(model: nn.Module, config: PreTrainedConfig) -> None:
@@ -35,7 +28,5 @@ def use_hf_epsilons(model: nn.Module, config: PreTrainedConfig) -> None:
             continue
         if name.endswith(_LATENT_NORMS):
             layer.variance_epsilon = _OF_LATENT_NORMS
-        elif config.model_type == "gemma3n_text" and name.endswith(_SCALED_NORM):
-            layer.variance_epsilon = config.rms_norm_eps * config.hidden_size
-        elif config.model_type in _WITH_A_CONSTANT:
+        elif facts_of(config).has_constant_epsilon:
             layer.variance_epsilon = config.rms_norm_eps

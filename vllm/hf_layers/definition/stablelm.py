@@ -20,6 +20,8 @@ from vllm.fork.models.modules import replace_modules
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
+    from vllm.config import VllmConfig
+
 
 class ParallelLayer(nn.Module):
     """Adds the results of attention and of the feed-forward network, both of one normed input.
@@ -102,8 +104,9 @@ class NormPerHead(nn.Module):
         return torch.cat([norm(head) for norm, head in zip(norms, heads, strict=True)], dim=-1)
 
 
-def use_stablelm2_layers(model: nn.Module, config: PreTrainedConfig) -> None:
+def mend(model: nn.Module, vllm_config: VllmConfig) -> None:
     """Give the layers of a StableLM, which is not loaded yet, what its configuration asks for."""
+    config = vllm_config.model_config.hf_text_config
     from vllm.model_executor.models.stablelm import StablelmDecoderLayer  # imports what imports us
 
     replace_modules(

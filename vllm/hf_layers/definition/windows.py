@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from vllm.hf_layers.definition.attention_layers import attention_layers
+from vllm.hf_layers.models import facts_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-_WINDOWS_BY_LAYER = ("cohere2", "cohere2_moe", "gpt_oss", "qwen2", "qwen2_moe", "qwen3")
-"""Types of models whose layers have a window by ``layer_types`` in Transformers. In vLLM Cohere's
-is one token longer, as in its training; Qwen's layers all have one; those of GPT-OSS take turns.
-"""
-
 
 def use_hf_windows(model: nn.Module, config: PreTrainedConfig) -> None:
-    """Let each layer of `model`, whose cache is not made yet, see as far as Transformers' does."""
-    if config.model_type not in _WINDOWS_BY_LAYER:
+    """Let each layer of `model`, whose cache is not made yet, see as far as Transformers' does.
+
+    In vLLM a window of Cohere's is one token longer, as in training; Qwen's layers all have one;
+    those of GPT-OSS take turns.
+    """
+    if not facts_of(config).has_windows_by_layer:
         return
     kinds: list[str] = config.layer_types
     for number, layer in attention_layers(model):

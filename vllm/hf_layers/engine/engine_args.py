@@ -14,13 +14,15 @@ from vllm.fork.startup.model_config import config_of
 from vllm.hf_layers.engine.dtype import hf_dtype
 from vllm.hf_layers.engine.exact_models import check_exact
 from vllm.hf_layers.engine.longrope import check_length_with_longrope
-from vllm.hf_layers.engine.model_fields import use_published_name
 from vllm.hf_layers.engine.tensor_parallel import check_tensor_parallel_size
 from vllm.hf_layers.engine.unlike_models import check_window
+from vllm.hf_layers.models import facts_of
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
     from vllm.engine.arg_utils import EngineArgs
     from vllm.fork.flags.fork_flags import ForkFlags
 
@@ -63,7 +65,7 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
     if flags.hf_compat == "exact":
         check_exact(config)
     else:
-        use_published_name(args, config)
+        _use_published_name(args, config)
         check_length_with_longrope(args, config.get_text_config(), flags.as_given)
     if flags.is_portable:
         return  # layers of its own
@@ -76,6 +78,14 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
         _keep_prompts_whole(args)
     if not args.enforce_eager:
         _leave_compiled_code_out(args)
+
+
+def _use_published_name(args: EngineArgs, config: PreTrainedConfig) -> None:
+    """Let vLLM find its class of a model that Transformers has saved: see `ModelFacts.renamed`."""
+    names = config.architectures or []
+    found = [facts_of(config).renamed.get(one, one) for one in names]
+    if found != names and isinstance(args.hf_overrides, dict):
+        args.hf_overrides = {**args.hf_overrides, "architectures": found}
 
 
 def _say_that_sums_are_split(args: EngineArgs) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from vllm.hf_layers.models import facts_of
+
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
@@ -34,8 +36,8 @@ def check_long_texts(config: PreTrainedConfig, max_model_len: int, given: str) -
         given: the flag, as it was given.
 
     Raises:
-        ValueError: texts come to positions that vLLM has no rotary angles for; or Falcon has ALiBi,
-            whose slopes and distances ``build_alibi_tensor`` rounds to bfloat16.
+        ValueError: texts come to positions that vLLM has no rotary angles for; or a field
+            is set that `ModelFacts.refused` names.
     """
     positions = getattr(config, "max_position_embeddings", None)
     if _has_plain_rope(config) and positions and max_model_len > positions:
@@ -44,11 +46,12 @@ def check_long_texts(config: PreTrainedConfig, max_model_len: int, given: str) -
             f"for max_position_embeddings={positions} positions alone: use "
             f'max_model_len={positions}, or hf_compat="exact".'
         )
-    if config.model_type == "falcon" and getattr(config, "alibi", False):
-        raise ValueError(
-            f"{given} does not go with alibi=True of Falcon, whose slopes Transformers rounds to "
-            'bfloat16, and vLLM does not: use hf_compat="exact".'
-        )
+    for name, reason in facts_of(config).refused.items():
+        if value := getattr(config, name, None):
+            raise ValueError(
+                f"{given} does not go with {name}={value} of {config.model_type}, {reason}: use "
+                'hf_compat="exact".'
+            )
 
 
 def _has_plain_rope(config: PreTrainedConfig) -> bool:

@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM
 
 from vllm.fork.live_weights.packed import ReadsWeights
 from vllm.fork.models.experts import ExpertsMethod, Router
-from vllm.hf_layers.layers.single_row_experts import PLAIN_MIXTURES, RowExperts
+from vllm.hf_layers.layers.single_row_experts import RowExperts
+from vllm.hf_layers.models import facts_of
 from vllm.hf_layers.products.single_row_products import with_parameters
 from vllm.hf_layers.step_rows import query_starts, step_runs
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 Experts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-
-MIXTURES = PLAIN_MIXTURES | {"qwen2_moe"}
-"""The last one has an expert for all tokens as well, whose layers vLLM computes."""
 
 
 class HFRouter(Router):
@@ -130,7 +128,7 @@ def why_not_hf_experts(runner: MoERunner, config: PreTrainedConfig) -> str | Non
         config: Transformers' configuration of the model.
     """
     method, moe_config = runner.routed_experts.quant_method, runner.moe_config
-    if config.model_type not in MIXTURES:
+    if not facts_of(config).mixture:
         return f"the experts of {config.model_type} keep vLLM's kernel"
     if type(method) is not UnquantizedFusedMoEMethod:
         return f"experts of another kind ({type(method).__name__})"

@@ -8,7 +8,7 @@ In float32, where the sums' last bits hardly ever choose a token, it is one prod
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from vllm.fork.live_weights.packed import ReadsWeights
 from vllm.fork_kernels import row_products
+from vllm.hf_layers.models import facts_of
 from vllm.hf_layers.products.prompts_together import PromptsTogether
 from vllm.hf_layers.products.row_counts import ManyRows, RowCounts, counts_of_layout
 from vllm.hf_layers.products.single_row_products import (
@@ -35,6 +36,9 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     VocabParallelEmbedding,
 )
 from vllm.platforms import current_platform
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 class HFLinearMethod(ReadsWeights, UnquantizedLinearMethod):
@@ -107,21 +111,22 @@ def _keeps_one_product(layer: Any) -> bool:
     return weight.dtype == torch.float32 or weight.is_meta or weight.dim() != 2
 
 
-def _method_of(model_type: str) -> type[HFLinearMethod | HFConv1DMethod]:
-    """Return the method for the class that a model's projections have in Transformers."""
-    if model_type == "gpt2":
-        return HFConv1DMethod
-    return HFAddedBiasMethod if model_type == "falcon" else HFLinearMethod
+_METHODS: dict[str, type[HFLinearMethod | HFConv1DMethod]] = {
+    "linear": HFLinearMethod,
+    "conv1d": HFConv1DMethod,
+    "added_bias": HFAddedBiasMethod,
+}
+"""By `ModelFacts.products`."""
 
 
-def use_plain_products(model: nn.Module, model_type: str) -> None:
+def use_plain_products(model: nn.Module, config: PreTrainedConfig) -> None:
     """Give every unquantised linear layer and embedding of `model` the methods above.
 
     Args:
         model: of vLLM.
-        model_type: as Transformers' configuration has it.
+        config: of its text part.
     """
-    linear_method = _method_of(model_type)
+    linear_method = _METHODS[facts_of(config).products]
     for layer in model.modules():
         method = getattr(layer, "quant_method", None)
         if isinstance(layer, LinearBase) and type(method) is UnquantizedLinearMethod:

@@ -15,10 +15,6 @@ from transformers.integrations.moe import _grouped_linear
 
 from vllm.hf_layers.products.single_row_products import RowPlan, RowsApart
 
-PLAIN_MIXTURES = {"mixtral", "olmoe", "qwen3_moe"}
-"""Models whose mixture in Transformers is a ``gate`` that routes, and ``experts`` with all weights
-in two tensors, with nothing but reshapes around them."""
-
 
 class ExpertLinear(nn.Linear):
     """The product of one expert, as Transformers computes it when it groups rows by expert."""
