@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import re
+import subprocess
 import sys
 import threading
 from pathlib import Path
 from types import CodeType, FrameType, SimpleNamespace
 from typing import Any
 
-import pytest
-
 from tests.engines import MODEL, ROOT
-from vllm.fork.processes import one_process
 
 PAGE = ROOT / "docs" / "develop" / "request.md"
 ROW = re.compile(r"^\| (\d+) \| `([\w.]+)` \| `(vllm/[\w/]+\.py)` \|", re.MULTILINE)
@@ -42,23 +42,42 @@ class FirstCalls:
             self.order.append(name)
 
 
-def test_a_request_comes_by_the_steps_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm import LLM
+def first_calls(functions: dict[str, CodeType]) -> list[str]:
+    """Answer a request, and return in which order it came by the functions.
 
-    # Scheduler and model share a process; here it is this one, for its calls to be seen.
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    monkeypatch.setattr(one_process, "envs", SimpleNamespace(VLLM_ENABLE_V1_MULTIPROCESSING=True))
-    functions = steps()
-    assert len(functions) == len(ROW.findall(PAGE.read_text())) == 12
+    The engine is in this process, which it changes: its threads, and vLLM's variables.
+    """
+    from vllm import LLM
+    from vllm.fork.processes import one_process
+
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    # Else the model would be in another process, where nobody sees its calls.
+    one_process.envs = SimpleNamespace(VLLM_ENABLE_V1_MULTIPROCESSING=True)  # type: ignore[attr-defined]
     llm = LLM(
         str(MODEL), dtype="bfloat16", hf_compat=True, max_model_len=64, kv_cache_memory_bytes=2**24
     )
     calls = FirstCalls(functions)
     threading.setprofile(calls)
     sys.setprofile(calls)
-    try:
-        llm.generate(["def main"], repetition_penalty=1.1, max_new_tokens=4, use_tqdm=False)
-    finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
-    assert calls.order == [*functions]
+    llm.generate(["def main"], repetition_penalty=1.1, max_new_tokens=4, use_tqdm=False)
+    sys.setprofile(None)
+    threading.setprofile(None)
+    return calls.order
+
+
+def test_a_request_comes_by_the_steps_in_their_order() -> None:
+    names = [name for _, name, _ in ROW.findall(PAGE.read_text())]
+    assert len(names) == 12
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.docs.test_request_page"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1]) == names
+
+
+if __name__ == "__main__":
+    print("\n" + json.dumps(first_calls(steps())), flush=True)

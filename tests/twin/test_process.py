@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
+import vllm.envs as envs
 from tests.twin.cases import ANY_LENGTH
 from vllm.fork.flags.fork_flags import ForkFlags
 from vllm.twin import process
@@ -30,6 +31,23 @@ def test_another_python_finds_what_a_fork_does(monkeypatch: pytest.MonkeyPatch) 
     assert examine_elsewhere(TASK) == forked
     assert forked.finding.agreement == "bits"
     assert "model.layers.1.mlp" in {one.name for one in forked.modules if not one.is_other}
+
+
+def test_an_engine_in_the_parent_disturbs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its worker takes torch.set_num_threads away, and keeps vLLM's variables."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    torch.randn(400, 400) @ torch.randn(400, 400)  # the parent has a team of threads
+    with monkeypatch.context() as changed:
+        changed.setattr(torch, "set_num_threads", lambda _: None)
+        changed.setattr(process, "_LIMIT_S", 120.0)
+        envs.enable_envs_cache()
+        try:
+            finding = examine_elsewhere(TASK).finding
+        finally:
+            envs.disable_envs_cache()
+    torch.set_num_threads(threads)
+    assert finding.agreement == "bits"
 
 
 def test_a_process_that_dies_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+import vllm.envs as envs
 from vllm.hf_layers.definition.finding import Finding, ModuleDifference
 from vllm.twin.setting import EngineSetting
 
@@ -179,7 +180,10 @@ def answer(task: Task, write: int, folder: str) -> None:
     tempfile.tempdir = folder
     os.environ |= _ENVIRONMENT
     os.environ.pop(_KV_CACHE_SPACE, None)
-    torch.set_num_threads(1)
+    # An engine in the parent keeps vLLM's variables as they were, and torch.set_num_threads from
+    # having an effect: a team of threads would begin in the fork, and wait for ever.
+    envs.disable_envs_cache()
+    torch._C.set_num_threads(1)
     with os.fdopen(write, "w") as pipe:
         pipe.write(_answer(task).as_json())
 
