@@ -24,10 +24,8 @@ from distribution.series import FIELDS, Patch, format_patch, load_series, patche
 from distribution.target import choose_target
 from distribution.tree import keep_edited_tree
 
-FOLDERS = {
-    "hooks": "what hands something of upstream's to the overlay",
-    "upstream-fixes": "what upstream should mend; each ends with its release",
-}
+FOLDERS = ("hooks", "upstream-fixes")
+"""Of the series: what hands upstream's objects to the overlay, and what upstream should mend."""
 
 MAX_PATCHES = 20
 MAX_LINES = 155

@@ -157,25 +157,18 @@ def _write_version(package: Path, pin: Pin) -> None:
 
 
 def _overlay(source: Path, destination: Path, link: bool) -> None:
-    """Add the overlay's folders and files beside upstream's.
-
-    Raises:
-        DistributionError: one has the name of one of upstream's.
-    """
+    """Add the overlay's folders and files beside upstream's; for the errors see `_add`."""
     for path in _entries(source):
-        if (destination / path.name).exists():
-            raise DistributionError(
-                f"The overlay's {path} has the name of one of upstream's: give it another name, "
-                "or change upstream's files by a patch."
-            )
         _add(path, destination / path.name, link)
 
 
 def _fill(source: Path, destination: Path, link: bool) -> None:
-    """Add files to upstream's folders, in the places of its compiled ones, which are left out."""
+    """Add files to upstream's folders, in the places of its compiled ones, which are left out; for
+    the errors see `_add`.
+    """
     for path in _entries(source):
         target = destination / path.name
-        if target.is_dir():
+        if path.is_dir() and target.is_dir():
             _fill(path, target, link)
         else:
             _add(path, target, link)
@@ -186,6 +179,16 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _add(path: Path, target: Path, link: bool) -> None:
+    """Add a folder or a file of the overlay.
+
+    Raises:
+        DistributionError: it has the name of one of upstream's.
+    """
+    if target.exists():
+        raise DistributionError(
+            f"The overlay's {path} has the name of one of upstream's: give it another name, "
+            "or change upstream's files by a patch."
+        )
     if link:
         target.symlink_to(path, target_is_directory=path.is_dir())
     elif path.is_dir():

@@ -97,6 +97,13 @@ def test_bytecode_is_the_trees_own(repository: Path, link: bool) -> None:
 
 # --- without upstream's compiled files ---------------------------------------------------------
 @BOTH_KINDS
+def test_a_stand_in_replaces_nothing_of_upstream(repository: Path, link: bool) -> None:
+    write_files(repository, {"vllm/fork/source_kernels/stand_ins/models/llama.py": "own = 6\n"})
+    with pytest.raises(DistributionError, match=r"models/llama\.py has the name of one of upstr"):
+        assembled_tree("cpu", link=link, kernels="source", root=repository)
+
+
+@BOTH_KINDS
 def test_a_tree_from_source_has_files_in_the_places_of_the_compiled_ones(
     repository: Path, link: bool
 ) -> None:

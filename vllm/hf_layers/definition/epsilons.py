@@ -23,10 +23,11 @@ def use_hf_epsilons(model: nn.Module, config: PreTrainedConfig) -> None:
         model: of vLLM.
         config: of its text part.
     """
+    has_constant = facts_of(config).has_constant_epsilon
     for name, layer in model.named_modules():
         if not isinstance(layer, RMSNorm):
             continue
         if name.endswith(_LATENT_NORMS):
             layer.variance_epsilon = _OF_LATENT_NORMS
-        elif facts_of(config).has_constant_epsilon:
+        elif has_constant:
             layer.variance_epsilon = config.rms_norm_eps

@@ -43,9 +43,8 @@ def use_hf_formulas(model: nn.Module, vllm_config: VllmConfig) -> None:
     use_hf_windows(model, config)
     use_hf_epsilons(model, config)
     if current_platform.is_cpu():
-        from vllm.hf_layers.definition.routing import (
-            use_corrections,  # experts import what imports this
-        )
+        # Experts import what imports this module.
+        from vllm.hf_layers.definition.routing import use_corrections
 
         _rotate_each_head(model)
         use_corrections(model)
