@@ -9,10 +9,9 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from vllm.entrypoints.cli.types import CLISubcommand
-from vllm.fork.processes.quiet import log_errors_only, sentence_of
+from vllm.fork.sentence_command import SentenceCommand
 
 if TYPE_CHECKING:
     from vllm.bulk.journal import Journal
@@ -35,39 +34,26 @@ Options of its own, beside those of vllm serve that are not about sockets (--hel
 _INTERRUPTED = 130
 
 
-class BulkSubcommand(CLISubcommand):
+class BulkCommand(SentenceCommand):
     """Adds ``vllm bulk`` to the command line of vLLM."""
 
     name = "bulk"
+    summary = "Answer a file of requests, and go on where it was interrupted."
+    description = _DESCRIPTION
+    usage = "vllm bulk INPUT OUTPUT.jsonl --model MODEL [options of the engine]"
 
-    @staticmethod
-    def cmd(args: argparse.Namespace) -> None:
-        """Run the command; what is wrong ends it with one sentence."""
-        from vllm.bulk.journal import NotWrittenError
-        from vllm.bulk.server import EngineEndedError
+    def add_arguments(self, parser: FlexibleArgumentParser) -> None:
+        """As ``SentenceCommand.add_arguments``."""
+        add_arguments(parser)
 
+    def run(self, args: argparse.Namespace) -> int:
+        """As ``SentenceCommand.run``; Ctrl-C and SIGTERM end it in order."""
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C, until rows run
         try:
-            log_errors_only(args)
-            status = run(args)
-        except (ValueError, NotWrittenError, EngineEndedError, OSError, RuntimeError) as error:
-            raise SystemExit(f"vllm bulk: {sentence_of(error)}") from None
+            return run(args)
         except KeyboardInterrupt:
             print("Stopped before any row was under way.", file=sys.stderr)
-            raise SystemExit(_INTERRUPTED) from None
-        raise SystemExit(status)
-
-    def subparser_init(self, subparsers: argparse._SubParsersAction[Any]) -> FlexibleArgumentParser:
-        """As ``CLISubcommand.subparser_init``."""
-        parser: FlexibleArgumentParser = subparsers.add_parser(
-            self.name,
-            help="Answer a file of requests, and go on where it was interrupted.",
-            description=_DESCRIPTION,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            usage="vllm bulk INPUT OUTPUT.jsonl --model MODEL [options of the engine]",
-        )
-        add_arguments(parser)
-        return parser
+            return _INTERRUPTED
 
 
 def add_arguments(parser: FlexibleArgumentParser) -> None:

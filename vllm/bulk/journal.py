@@ -22,6 +22,7 @@ from pathlib import Path
 from vllm.bulk.plan import Plan
 from vllm.bulk.rows import Row
 from vllm.bulk.tasks import Answer
+from vllm.fork.sentence_command import UserError
 
 FORMAT = 1
 
@@ -29,7 +30,7 @@ _TORN = re.compile(rb"[0-9a-f]{0,8}|[0-9a-f]{8} (p(l(a(n( .*)?)?)?)?)?")
 """What is there of a first line before its end is."""
 
 
-class NotWrittenError(Exception):
+class NotWrittenError(UserError):
     """The disk took no more; says so in a sentence. What was written before is kept."""
 
 

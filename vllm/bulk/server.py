@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING
 import httpx
 
 from vllm.bulk.tasks import Answer, Task, answer_to
+from vllm.fork.sentence_command import UserError
 
 if TYPE_CHECKING:
     from vllm.engine.protocol import EngineClient
 
 
-class EngineEndedError(Exception):
+class EngineEndedError(UserError):
     """The engine's process is gone: no row is to blame."""
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from vllm.entrypoints.cli.types import CLISubcommand
+from vllm.fork.sentence_command import SentenceCommand
 from vllm.parity.options import BOTH, COMPARE, RECORD, TWIN, add_options, check_options
 from vllm.parity.setting import check_model
 
@@ -30,35 +29,25 @@ answers part and why. Without arguments: the bundled model.
 """
 
 
-class ParitySubcommand(CLISubcommand):
+class ParityCommand(SentenceCommand):
     """Adds ``vllm parity`` to the command line of vLLM."""
 
     name = "parity"
+    summary = "Compare answers with Hugging Face's, and tell why they differ."
+    description = _DESCRIPTION
+    usage = "vllm parity [record | compare | twin] [MODEL | A B] [options]"
 
-    @staticmethod
-    def cmd(args: argparse.Namespace) -> None:
-        """Run the command; a wrong argument ends it with one sentence."""
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # the tables are the output
-        try:
-            _run(args.words, args)
-        except (ValueError, OSError) as error:
-            raise SystemExit(f"vllm parity: {error}") from None
-
-    def subparser_init(self, subparsers: argparse._SubParsersAction[Any]) -> FlexibleArgumentParser:
-        """As ``CLISubcommand.subparser_init``."""
-        parser: FlexibleArgumentParser = subparsers.add_parser(
-            self.name,
-            help="Compare answers with Hugging Face's, and tell why they differ.",
-            description=_DESCRIPTION,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            usage="vllm parity [record | compare | twin] [MODEL | A B] [options]",
-        )
+    def add_arguments(self, parser: FlexibleArgumentParser) -> None:
+        """As ``SentenceCommand.add_arguments``."""
         parser.add_argument("words", nargs="*", metavar="MODEL", help=argparse.SUPPRESS)
         add_options(parser)
-        return parser
+
+    def run(self, args: argparse.Namespace) -> int:
+        """As ``SentenceCommand.run``."""
+        return _run(args.words, args)
 
 
-def _run(words: list[str], args: argparse.Namespace) -> None:
+def _run(words: list[str], args: argparse.Namespace) -> int:
     from rich.console import Console
     from transformers.utils import logging as transformers_logging
 
@@ -84,10 +73,9 @@ def _run(words: list[str], args: argparse.Namespace) -> None:
             args.json.write_text(compared.as_json() + "\n")
         if args.html:
             args.html.write_text(recordings_html.page(compared))
-        return
+        return 0
     if command == TWIN:
-        _run_twin(words[1:], args, console)
-        return
+        return _run_twin(words[1:], args, console)
     names = words[1:] if command == RECORD else words
     if len(names) > 1:
         raise ValueError(f"there is one model at a time, not {' and '.join(names)}.")
@@ -98,16 +86,17 @@ def _run(words: list[str], args: argparse.Namespace) -> None:
     if command == RECORD:
         record(setting, args.side, args.output, args.candidates)
         console.print(f"written: {args.output}")
-        return
+        return 0
     report = compare_with_hf(setting, args.modes.split(","), dtypes)
     terminal.show(report, console)
     if args.json:
         report.write(args.json)
     if args.html:
         args.html.write_text(html.page(report))
+    return 0
 
 
-def _run_twin(names: list[str], args: argparse.Namespace, console: Console) -> None:
+def _run_twin(names: list[str], args: argparse.Namespace, console: Console) -> int:
     from vllm.parity.definition import compare_definition, definition_as_json, show_definition
 
     if len(names) != 1:
@@ -124,8 +113,7 @@ def _run_twin(names: list[str], args: argparse.Namespace, console: Console) -> N
     if args.json:
         asked = names[0], args.dtypes, args.upstream, args.max_model_len
         args.json.write_text(definition_as_json(answer, *asked) + "\n")
-    if answer.finding.agreement not in ("bits", "rounding"):
-        raise SystemExit(1)
+    return 0 if answer.finding.agreement in ("bits", "rounding") else 1
 
 
 def _setting(names: list[str], dtype: str, args: argparse.Namespace) -> Setting:

@@ -13,8 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm.entrypoints.cli.types import CLISubcommand
-from vllm.fork.processes.quiet import log_errors_only, sentence_of
+from vllm.fork.sentence_command import SentenceCommand
 
 if TYPE_CHECKING:
     from vllm.receipts.file import Claim
@@ -34,44 +33,29 @@ Options of its own, beside those of an engine (--help=all):
 """
 
 
-_NOT_AUDITED = 2
-"""Exit status where there is no verdict; 1 says that an answer differs."""
-
-
-class AuditSubcommand(CLISubcommand):
-    """Adds ``vllm audit`` to the command line of vLLM."""
+class AuditCommand(SentenceCommand):
+    """Adds ``vllm audit`` to the command line of vLLM; status 1 says that an answer differs."""
 
     name = "audit"
+    summary = "Check answers by their receipts."
+    description = _DESCRIPTION
+    usage = "vllm audit FILE [--sample SHARE] [--model MODEL] [options of the engine]"
+    status_of_errors = 2
 
-    @staticmethod
-    def cmd(args: argparse.Namespace) -> None:
-        """Run the command; a wrong argument ends it with one sentence."""
-        try:
-            log_errors_only(args)
-            status = run(args)
-        except (OSError, ValueError, RuntimeError) as error:
-            print(f"vllm audit: {sentence_of(error)}", file=sys.stderr)
-            status = _NOT_AUDITED
-        raise SystemExit(status)
-
-    def subparser_init(self, subparsers: argparse._SubParsersAction[Any]) -> FlexibleArgumentParser:
-        """As ``CLISubcommand.subparser_init``."""
+    def add_arguments(self, parser: FlexibleArgumentParser) -> None:
+        """As ``SentenceCommand.add_arguments``."""
         from vllm.engine.arg_utils import EngineArgs
 
-        parser: FlexibleArgumentParser = subparsers.add_parser(
-            self.name,
-            help="Check answers by their receipts.",
-            description=_DESCRIPTION,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            usage="vllm audit FILE [--sample SHARE] [--model MODEL] [options of the engine]",
-        )
         parser.add_argument("file", type=Path, metavar="FILE", help="answers, as JSON lines")
         parser.add_argument("--sample", type=float, default=1.0, metavar="SHARE")
         parser.add_argument("--sample-seed", type=int, metavar="N")
         parser.add_argument("--json", action="store_true")
         EngineArgs.add_cli_args(parser)
         parser.set_defaults(model=None)  # the receipts name one
-        return parser
+
+    def run(self, args: argparse.Namespace) -> int:
+        """As ``SentenceCommand.run``."""
+        return run(args)
 
 
 def run(args: argparse.Namespace) -> int:
