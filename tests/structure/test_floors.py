@@ -49,7 +49,7 @@ FLOORS_WITHIN: dict[str, Floors] = {
         {"startup"},
         {"processes", "checked_adapters", "speculation"},
         {"flags", "models", "on_device"},
-        {"nearest_name", "digests", "source_kernels", "xformers_backend"},
+        {"nearest_name", "digests", "sentence_command", "source_kernels", "xformers_backend"},
     ),
     "fork_kernels": ({"portable", "torch_order", "logits", "dependent_launches"}, {"library"}),
 }
