@@ -23,16 +23,10 @@ STABLE_TORCH_LIBRARY(vllm_fork, library) {
       "float? scale, bool enable_gqa, bool in_one, Tensor(a!) result) -> ()");
   library.def("has_prompt_order(int length) -> bool");
   library.def(
-      "decoder_rows(Tensor x, Tensor[] input_norm, Tensor[] qkv, Tensor[] qkv_bias, "
-      "Tensor[] qkv_steps, Tensor[] query_norm, Tensor[] key_norm, Tensor[] output, "
-      "Tensor[] output_bias, Tensor[] output_steps, Tensor[] post_norm, Tensor[] gate_up, "
-      "Tensor[] gate_up_bias, Tensor[] gate_up_steps, Tensor[] down, Tensor[] down_bias, "
-      "Tensor[] down_steps, int[] orders, float input_epsilon, float post_epsilon, "
-      "float head_epsilon, Tensor? attention_order, Tensor positions, Tensor cos_sin, "
-      "bool is_neox, Tensor(a!)[] pages, Tensor[] slots, Tensor[] blocks, Tensor[] starts, "
-      "Tensor[] stops, int[] firsts, Tensor[] tables, Tensor[] spans, Tensor[] library_spans, "
-      "int[] places, float scale, int[] qkv_parts, int[] output_parts, int[] gate_up_parts, "
-      "int[] down_parts, int[] activated) -> (Tensor, Tensor)");
+      "decoder_rows(Tensor x, Tensor[] weights, float[] epsilons, int[] orders, "
+      "Tensor? attention_order, Tensor positions, Tensor cos_sin, bool is_neox, float scale, "
+      "Tensor(a!)[] pages, Tensor[] places, int[] firsts, int[] place_of_layer, int[] at_once, "
+      "int[] activated) -> (Tensor, Tensor)");
   library.def(
       "rotate_rounded(Tensor positions, Tensor query, Tensor key, Tensor cos_sin, int head_size, "
       "bool is_neox) -> (Tensor, Tensor)");
@@ -92,14 +86,10 @@ STABLE_TORCH_LIBRARY(vllm_fork, library) {
       "Tensor lengths, float scale, int window, float soft_cap, Tensor? slopes, Tensor? sinks, "
       "Tensor(a!) result, Tensor? exponents, int outputs, int segments) -> Tensor");
   library.def(
-      "portable_decoder_layers(Tensor(a!) x, Tensor[] input_norms, Tensor[] qkv, "
-      "Tensor[] qkv_exponents, Tensor[] qkv_biases, Tensor[] query_norms, Tensor[] key_norms, "
-      "Tensor[] output, Tensor[] output_exponents, Tensor[] output_biases, Tensor[] post_norms, "
-      "Tensor[] gate_up, Tensor[] gate_up_exponents, Tensor[] gate_up_biases, Tensor[] down, "
-      "Tensor[] down_exponents, Tensor[] down_biases, Tensor(b!)[] caches, int[] segments, "
-      "int heads, int head_size, int intermediate_size, float input_epsilon, float post_epsilon, "
-      "float head_epsilon, Tensor positions, Tensor table, bool is_interleaved, Tensor slots, "
-      "Tensor pages, Tensor query_starts, Tensor lengths, float scale, int window) -> Tensor");
+      "portable_decoder_layers(Tensor(a!) x, Tensor[] weights, float[] epsilons, int[] segments, "
+      "int heads, int head_size, int intermediate_size, Tensor positions, Tensor table, "
+      "bool is_interleaved, float scale, int window, Tensor(b!)[] caches, Tensor slots, "
+      "Tensor pages, Tensor query_starts, Tensor lengths) -> Tensor");
   library.def("portable_log_softmax(Tensor logits) -> Tensor");
   library.def("portable_argmax(Tensor logits) -> Tensor");
   library.def("portable_top_k(Tensor logits, int k) -> (Tensor, Tensor)");

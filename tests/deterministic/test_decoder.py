@@ -19,10 +19,10 @@ from tests.loaded_models import LoadModel, engine_config, load_model, model_of
 from tools.make_random_model import make_random_model
 from vllm.deterministic import decoder
 from vllm.deterministic.attention import PortableMetadata
-from vllm.deterministic.decoder import PortableDecoder
-from vllm.deterministic.decoder_layers import computable_layers
+from vllm.deterministic.decoder import layers_of
 from vllm.deterministic.guard import only_exact_operations
 from vllm.fork.live_weights.install import let_weights_change
+from vllm.fork.models.decoder_forward import DecoderForward
 from vllm.fork_kernels.portable.decoder import portable_decoder_layers
 from vllm.forward_context import set_forward_context
 
@@ -102,7 +102,7 @@ def _loaded(config: Any) -> Any:
 def own_way() -> Iterator[None]:
     """Let every model compute as vLLM's own does."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PortableDecoder, "_places", lambda *_: None)
+        patch.setattr(DecoderForward, "current_layers", lambda _: None)
         yield
 
 
@@ -269,7 +269,7 @@ def test_layers_with_other_metadata_go_their_own_way(model: Model, counted: list
     """As layers whose caches are of several groups have, of which some have windows."""
     model.attention[1].impl.window = 24
     found = model.run([(60, 60)])
-    assert computable_layers(model.model) is None
+    assert layers_of(model.model) is None
     assert counted == []
     model.attention[1].impl.window = 0
     assert not torch.equal(model.run([(60, 60)]), found)
@@ -292,7 +292,7 @@ def test_other_parameters_count(model: Model, counted: list[int]) -> None:
     assert_same_as_own(model, [(20, 20)])
     layer.self_attn.qkv_proj.bias = None  # as no other layer's
     assert_same_as_own(model, [(20, 20)])
-    assert counted == [20] * 5
+    assert counted == [20] * 6
 
 
 def test_new_weights_of_a_running_engine(
@@ -328,20 +328,21 @@ def test_refusals(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
             model.run([(5, 5)])
         return str(error.value)
 
-    assert "post_norms must be one of each of the 3 layers, but are 2" in refused(
-        lambda w, s: (w._replace(post_norms=w.post_norms[:2]), s)
+    assert "weights must be 16 tensors of each layer, but are 47" in refused(
+        lambda w, s: (w[:-1], s)
     )
-    assert "down must be one of each of the 3 layers, but are 2" in refused(
-        lambda w, s: (w._replace(down=w.down._replace(biases=w.post_norms[:2])), s)
+    assert "caches must be one of each of the 2 layers, but are 3" in refused(
+        lambda w, s: (w[:-16], s)
     )
-    assert "there must be a layer" in refused(lambda w, s: (w._replace(input_norms=[]), s))
+    assert "there must be a layer" in refused(lambda w, s: ([], s))
     assert "segments must be of 4 products, but are of 3" in refused(
         lambda w, s: (w, s._replace(segments=s.segments[:3]))
     )
+    assert "epsilons must be 3" in refused(lambda w, s: (w, s._replace(epsilons=s.epsilons[:2])))
     assert "sizes must be above 0" in refused(lambda w, s: (w, s._replace(heads=0)))
 
 
 @pytest.mark.parametrize("shape", ["gemma3-1b", "gpt-neox", "mixtral-8x7b"])
 def test_other_models_stay_as_they_are(shape: str, load_model: LoadModel) -> None:
     model, _ = load_model(shape, deterministic=True)
-    assert not any(isinstance(vars(one).get("forward"), PortableDecoder) for one in model.modules())
+    assert not any(isinstance(vars(one).get("forward"), DecoderForward) for one in model.modules())

@@ -13,14 +13,19 @@ import torch
 from torch import nn
 
 from tests.engines import MODEL
+from tests.hf_layers.own_kernels import NEEDS_AVX512, own_kernels
 from tests.loaded_models import LoadModel, engine_config, model_of
 from tools.make_random_model import make_random_model
+from vllm.fork.models.decoder_forward import DecoderForward
 from vllm.fork_kernels.torch_order.decoder_rows import decoder_rows as operator_of_rows
 from vllm.forward_context import set_forward_context
 from vllm.hf_layers.decoder import decoder_rows
-from vllm.hf_layers.decoder.decoder_rows import DecoderRows
 from vllm.hf_layers.decoder.rows_in_pages import MOST_ROWS
 from vllm.hf_layers.products.single_row_products import same_bits
+
+__all__ = ["own_kernels"]
+
+pytestmark = [NEEDS_AVX512, pytest.mark.usefixtures("own_kernels")]
 
 BLOCK_SIZE, BLOCKS = 16, 16
 KINDS = ("tinyllama-1.1b", "qwen2-0.5b", "mistral-7b", "qwen3-0.6b")
@@ -100,12 +105,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def run_in_their_own_way(layers: Layers, *args: Any) -> list[torch.Tensor]:
     """As `Layers.run`, by the model's modules."""
-    with mock.patch.object(DecoderRows, "_step", return_value=None):
+    with mock.patch.object(DecoderForward, "current_layers", return_value=None):
         return layers.run(*args)
-
-
-def takes_operator(layers: Layers) -> bool:
-    return decoder_rows._plan_of(layers.decoder) is not None
 
 
 @pytest.mark.some(4)
@@ -115,8 +116,6 @@ def takes_operator(layers: Layers) -> bool:
 @torch.inference_mode()
 def test_bits(layers: Layers, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many rows as there can be, one, and numbers between; texts of all lengths."""
-    if not takes_operator(layers):
-        pytest.skip("the kernels that it calls have not the bits of this CPU's libraries")
     counted = calls(monkeypatch)
     for count in (1, 2, 7, 16, MOST_ROWS):
         lengths = [1 + 89 * i // count for i in range(count)]
@@ -146,10 +145,8 @@ STEPS = [
 @torch.inference_mode()
 def test_bits_of_prompts(layers: Layers, monkeypatch: pytest.MonkeyPatch) -> None:
     """By themselves, several, and beside single tokens; Mistral's have to fit into a window."""
-    if not takes_operator(layers):
-        pytest.skip("the kernels that it calls have not the bits of this CPU's libraries")
     counted = calls(monkeypatch)
-    (window,) = {*layers.decoder.forward._windows}
+    (window,) = {*layers.decoder.forward.current_layers()._windows}
     for lengths, queries in STEPS:
         found = layers.run(lengths, queries)
         longest = max((n for n, new in zip(lengths, queries, strict=True) if new > 1), default=0)
@@ -176,8 +173,6 @@ def test_activations_that_threads_leave_a_rest_of(
     """An odd number of rows of 320 elements is no multiple of whole vectors for each thread."""
     config = engine_config(MODEL, hf_compat=True, dtype="float16")
     layers = Layers(model_of(config), config)
-    if not takes_operator(layers):
-        pytest.skip("the kernels that it calls have not the bits of this CPU's libraries")
     torch.set_num_threads(count)
     for new in ([105], [111], [205], [1, 105, 103], [209, 1], [110, 207]):
         found = layers.run(new, new)
@@ -196,10 +191,8 @@ def test_steps_that_go_the_own_way(layers: Layers, monkeypatch: pytest.MonkeyPat
 
 @torch.inference_mode()
 def test_prompts_that_need_a_mask(layers: Layers, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not takes_operator(layers):
-        pytest.skip("the kernels that it calls have not the bits of this CPU's libraries")
     counted = calls(monkeypatch)
-    monkeypatch.setattr(layers.decoder.forward, "_windows", [32, 0])
+    monkeypatch.setattr(layers.decoder.forward.current_layers(), "_windows", [32, 0])
     layers.run([32], [32])
     assert counted == []
     layers.run([31, 90], [31, 1])
@@ -235,8 +228,6 @@ def test_layers_that_were_changed(
     change: Any, layers: Layers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After the operator was used, and before it is used again."""
-    if not takes_operator(layers):
-        pytest.skip("the kernels that it calls have not the bits of this CPU's libraries")
     counted = calls(monkeypatch)
     before = layers.run([20, 30])
     assert counted == [2]
@@ -257,8 +248,6 @@ def test_layers_that_were_changed(
 def test_a_layer_that_takes_the_place_of_another(
     layers: Layers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not takes_operator(layers):
-        pytest.skip("the kernels that it calls have not the bits of this CPU's libraries")
     before = layers.run([20, 30])
     counted = calls(monkeypatch)
     first, second = layers.layers
@@ -308,4 +297,4 @@ def test_layers_that_it_does_not_compute(
     model, _ = load_model(shape, **arguments)
     for layer in model.modules():
         own = vars(layer).get("forward")
-        assert not isinstance(own, DecoderRows) or decoder_rows._plan_of(own._decoder) is None
+        assert not isinstance(own, DecoderForward) or own.current_layers() is None

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from vllm.fork_kernels.layer_weights import Epsilons, LayerWeights, ProductWeights
 from vllm.fork_kernels.torch_order.decoder_rows import (
     DecoderWeights,
-    Epsilons,
-    LayerWeights,
     Prompts,
-    RowOrder,
     RowsAtOnce,
     RowsInPages,
     Way,
@@ -31,21 +29,15 @@ def layer(**changes: Any) -> LayerWeights:
     def zeros(*shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=torch.float16)
 
-    order = RowOrder(0)
     made = LayerWeights(
-        orders=(order, order, order, order),
         input_norm=zeros(HIDDEN),
-        qkv=zeros(3 * HEADS * SIZE, HIDDEN),
-        qkv_bias=None,
+        qkv=ProductWeights(zeros(3 * HEADS * SIZE, HIDDEN)),
         query_norm=None,
         key_norm=None,
-        output=zeros(HIDDEN, HEADS * SIZE),
-        output_bias=None,
+        output=ProductWeights(zeros(HIDDEN, HEADS * SIZE)),
         post_norm=zeros(HIDDEN),
-        gate_up=zeros(2 * INNER, HIDDEN),
-        gate_up_bias=None,
-        down=zeros(HIDDEN, INNER),
-        down_bias=None,
+        gate_up=ProductWeights(zeros(2 * INNER, HIDDEN)),
+        down=ProductWeights(zeros(HIDDEN, INNER)),
     )
     return made._replace(**changes)
 
@@ -75,7 +67,7 @@ def run(
     cache = torch.zeros(1, HEADS, 16, 2 * SIZE, dtype=torch.float16)
     return decoder_rows(
         torch.zeros(ROWS, HIDDEN, dtype=torch.float16) if x is None else x,
-        DecoderWeights(layers, Epsilons(1e-6, 1e-6)),
+        DecoderWeights(layers, [(0, 0, 0, 0)] * len(layers), Epsilons(1e-6, 1e-6)),
         torch.zeros(ROWS, dtype=torch.int64),
         torch.zeros(4, SIZE, dtype=torch.float16),
         [cache] * (len(layers) if pages is None else pages),
@@ -93,7 +85,9 @@ def test_what_it_takes() -> None:
 
 def random_layer(generator: torch.Generator) -> LayerWeights:
     def filled(x: Any) -> Any:
-        if not isinstance(x, torch.Tensor):
+        if isinstance(x, ProductWeights):
+            return ProductWeights(*map(filled, x))
+        if x is None:
             return x
         return torch.randn(x.shape, generator=generator).div(8).to(x.dtype)
 
@@ -118,7 +112,7 @@ def test_threads_that_share_a_step(threads: int) -> None:
         pages = [torch.zeros(count, HEADS, 16, 2 * SIZE, dtype=torch.float16) for _ in layers]
         added, total = decoder_rows(
             x,
-            DecoderWeights(layers, Epsilons(1e-6, 1e-6)),
+            DecoderWeights(layers, [(0, 0, 0, 0)] * len(layers), Epsilons(1e-6, 1e-6)),
             torch.zeros(count, dtype=torch.int64),
             torch.ones(4, SIZE, dtype=torch.float16),
             pages,
@@ -159,14 +153,16 @@ def test_a_failure_on_a_thread_of_several() -> None:
         (lambda: run([layer()], pages=2), "pages must have 1 entries, but has 2."),
         (
             lambda: run([layer()], places=[place()] * 2),
-            "places must have 1 entries, but has 2.",
+            "place_of_layer must have 1 entries, but has 2.",
         ),
         (
-            lambda: run([layer(), layer(down=torch.zeros(HIDDEN + 1, INNER).half())]),
-            rf"down\[1\] must have {HIDDEN} rows, as that of the first layer has.",
+            lambda: run(
+                [layer(), layer(down=ProductWeights(torch.zeros(HIDDEN + 1, INNER).half()))]
+            ),
+            f"down must have {HIDDEN} rows in each layer, as it has in the first.",
         ),
         (
-            lambda: run([layer(qkv=torch.zeros(HIDDEN, HIDDEN).half())]),
+            lambda: run([layer(qkv=ProductWeights(torch.zeros(HIDDEN, HIDDEN).half()))]),
             "qkv has 64 outputs, which are no queries, keys and values of 2 heads",
         ),
         (
@@ -182,17 +178,26 @@ def test_a_failure_on_a_thread_of_several() -> None:
             "weight must have dtype float16, but has float32.",
         ),
         (
-            lambda: run([layer()], at_once=RowsAtOnce(((), (), (Way.AT_ONCE, 0, 1), ()))),
-            "gate_up_parts must be of all 2 rows.",
+            lambda: run([layer()], at_once=RowsAtOnce.of([[], [], [(Way.AT_ONCE, 0, 1)], []])),
+            "at_once must be of all 2 rows.",
         ),
         (
-            lambda: run([layer()], at_once=RowsAtOnce(((Way.BY_ROW, 1, 2), (), (), ()))),
-            "qkv_parts has rows 1 to 2, where row 0 begins.",
+            lambda: run([layer()], at_once=RowsAtOnce.of([[(Way.BY_ROW, 1, 2)]])),
+            "at_once has rows 1 to 2, where row 0 begins.",
         ),
         (
-            lambda: run([layer()], at_once=RowsAtOnce(((7, 0, 2), (), (), ()))),
-            "qkv_parts has 7 for a way to multiply.",
+            lambda: run([layer()], at_once=RowsAtOnce.of([[(7, 0, 2)]])),
+            "at_once has 7 for a way to multiply.",
         ),
+        (
+            lambda: run([layer()], at_once=RowsAtOnce((4, 0, 0, 2))),
+            "at_once has 4 for one of 4 products.",
+        ),
+        (
+            lambda: run([layer()], at_once=RowsAtOnce((0, 0, 0))),
+            "at_once must have four numbers for each part, but has 3.",
+        ),
+        (lambda: run([]), "there must be a layer."),
         (
             lambda: run([layer()], at_once=RowsAtOnce(activated=(0, 1, 0))),
             "activated must be of all 2 rows.",
@@ -214,7 +219,7 @@ def test_what_it_refuses(call: Callable[[], Any], sentence: str) -> None:
 
 def test_steps_are_of_float32() -> None:
     """One row is multiplied by PyTorch, whose result has the place of a row in float32."""
-    steps = RowOrder(0, torch.zeros(1, 5, dtype=torch.int32))
+    qkv = layer().qkv._replace(how=torch.zeros(1, 5, dtype=torch.int32))
     one = place(
         slots=torch.zeros(1, dtype=torch.int64),
         blocks=torch.zeros(1, 1, dtype=torch.int32),
@@ -222,13 +227,12 @@ def test_steps_are_of_float32() -> None:
         stops=torch.ones(1, dtype=torch.int64),
     )
     with pytest.raises(RuntimeError, match=r"x must have dtype float32, but has float16\."):
-        run(
-            [layer(orders=(steps, steps, steps, steps))],
-            places=[one],
-            x=torch.zeros(1, HIDDEN, dtype=torch.float16),
-        )
+        run([layer(qkv=qkv)], places=[one], x=torch.zeros(1, HIDDEN, dtype=torch.float16))
 
 
-def test_layers_that_are_not_alike() -> None:
-    with pytest.raises(ValueError, match="Some layers have a bias, norm or order that others have"):
-        run([layer(), layer(down_bias=torch.zeros(HIDDEN).half())])
+def test_a_bias_that_other_layers_lack() -> None:
+    """Of the last layer, so that what is added is the bias: weights are zeros."""
+    bias = torch.arange(HIDDEN).half()
+    added, total = run([layer(), layer(down=layer().down._replace(bias=bias))])
+    assert torch.equal(added, bias.expand(ROWS, -1))
+    assert not total.any()

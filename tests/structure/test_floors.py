@@ -51,7 +51,10 @@ FLOORS_WITHIN: dict[str, Floors] = {
         {"flags", "models", "on_device"},
         {"nearest_name", "digests", "sentence_command", "source_kernels", "xformers_backend"},
     ),
-    "fork_kernels": ({"portable", "torch_order", "logits", "dependent_launches"}, {"library"}),
+    "fork_kernels": (
+        {"portable", "torch_order", "logits", "dependent_launches"},
+        {"library", "layer_weights"},
+    ),
 }
 """Of the rooms that have shelves; a file beside shelves is one of its own."""
 

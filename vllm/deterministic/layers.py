@@ -17,7 +17,7 @@ from vllm.deterministic.attention import (
     PortableAttentionImpl,
     kv_cache_spec,
 )
-from vllm.deterministic.decoder import use_portable_decoder
+from vllm.deterministic.decoder import layers_of
 from vllm.deterministic.fusion import Source
 from vllm.deterministic.linear import PortableEmbeddingMethod, PortableLinearMethod, adds_ranks
 from vllm.deterministic.logits import PortableLogitsProcessor
@@ -35,6 +35,7 @@ from vllm.deterministic.positions.alibi import portable_slopes
 from vllm.deterministic.positions.rotary import is_rotary, portable_rotation
 from vllm.deterministic.refusal import refusal
 from vllm.deterministic.transformers_backend import portable_hf_module
+from vllm.fork.models.decoder_forward import use_one_operator
 from vllm.fork.models.modules import replace_modules
 from vllm.fork.models.norm_kind import norm_kind
 from vllm.model_executor.layers.attention import Attention
@@ -95,7 +96,7 @@ def use_portable_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
         return _portable(name, layer, max_length)
 
     replace_modules(model, portable)
-    use_portable_decoder(model)
+    use_one_operator(model, vllm_config, layers_of)
 
 
 def _portable(name: str, layer: nn.Module, max_length: int) -> nn.Module:

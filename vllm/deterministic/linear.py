@@ -23,20 +23,19 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 
 
 class PortableLinearMethod(UnquantizedLinearMethod):
-    """Multiplies with a packed weight, which takes the place of the parameter."""
+    """Multiplies with a packed weight, which takes the place of the parameter.
+
+    Attributes:
+        packed: the weight, once it is loaded.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._weight: PackedWeight | None = None
-
-    @property
-    def packed(self) -> PackedWeight | None:
-        """The weight, if there is one yet."""
-        return self._weight
+        self.packed: PackedWeight | None = None
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Pack the weight; as many bytes as it had, and 0.8 % more."""
-        self._weight = self._packed(layer, layer.weight.data)
+        self.packed = self._pack(layer, layer.weight.data)
         release_weight(layer)
 
     def packed_parameters(self, layer: Any) -> dict[str, PackedParameter]:
@@ -45,10 +44,10 @@ class PortableLinearMethod(UnquantizedLinearMethod):
 
     def pack_again(self, layer: Any, name: str, part: int, rows: torch.Tensor) -> None:
         """As in `PacksWeights`."""
-        assert self._weight is not None
-        repack_weight(self._weight, rows, exponents_of(layer, rows))
+        assert self.packed is not None
+        repack_weight(self.packed, rows, exponents_of(layer, rows))
 
-    def _packed(self, layer: Any, weight: torch.Tensor) -> PackedWeight:
+    def _pack(self, layer: Any, weight: torch.Tensor) -> PackedWeight:
         parts = layer.tp_size if isinstance(layer, RowParallelLinear) else 1
         return pack_weight(weight.contiguous(), exponents_of(layer, weight), parts=parts)
 
@@ -64,11 +63,11 @@ class PortableLinearMethod(UnquantizedLinearMethod):
             [..., out_features], of the dtype of `x`; the whole sum where input channels are split
             between ranks.
         """
-        assert self._weight is not None
-        fusion.takes(self._weight, x)
+        assert self.packed is not None
+        fusion.takes(self.packed, x)
         if not adds_ranks(layer):
-            return portable_product(x, self._weight, bias)
-        sums = portable_product(x, self._weight, dtype=torch.float32).flatten(0, -2)
+            return portable_product(x, self.packed, bias)
+        sums = portable_product(x, self.packed, dtype=torch.float32).flatten(0, -2)
         product = sum_partials(sums_of_ranks(sums), whole_bias(layer, bias), x.dtype)
         return product.view(*x.shape[:-1], -1)
 
@@ -82,9 +81,9 @@ class PortableLinearMethod(UnquantizedLinearMethod):
         Returns:
             float32 [n, out_features], of all ranks where they split the input channels.
         """
-        assert self._weight is not None
-        fusion.takes(self._weight, rows)
-        sums = portable_product(rows, self._weight, dtype=torch.float32)
+        assert self.packed is not None
+        fusion.takes(self.packed, rows)
+        sums = portable_product(rows, self.packed, dtype=torch.float32)
         return sum_partials(sums_of_ranks(sums)) if adds_ranks(layer) else sums
 
 
@@ -105,7 +104,7 @@ class PortableEmbeddingMethod(UnquantizedEmbeddingMethod):
     def process_weights_after_loading(self, layer: Any) -> None:
         """Pack the table of a head."""
         if self._is_head:
-            self._weight = self._packed(layer, layer.weight.data)
+            self._weight = self._pack(layer, layer.weight.data)
             if not self._is_looked_up:
                 release_weight(layer)
 
@@ -118,7 +117,7 @@ class PortableEmbeddingMethod(UnquantizedEmbeddingMethod):
         assert self._weight is not None
         repack_weight(self._weight, rows, exponents_of(layer, rows))
 
-    def _packed(self, layer: Any, weight: torch.Tensor) -> PackedWeight:
+    def _pack(self, layer: Any, weight: torch.Tensor) -> PackedWeight:
         return pack_weight(weight.contiguous(), exponents_of(layer, weight))
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:

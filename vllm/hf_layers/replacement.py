@@ -139,9 +139,10 @@ def _use_hf_attention(model: nn.Module, config: PreTrainedConfig) -> None:
 
 
 def _use_decoder_rows(model: nn.Module, vllm_config: VllmConfig) -> None:
-    from vllm.hf_layers.decoder.decoder_rows import use_decoder_rows
+    from vllm.fork.models.decoder_forward import use_one_operator
+    from vllm.hf_layers.decoder.decoder_rows import layers_of
 
-    use_decoder_rows(model, vllm_config)
+    use_one_operator(model, vllm_config, layers_of)
 
 
 def _use_hf_experts(model: nn.Module, config: PreTrainedConfig) -> None:

@@ -8,52 +8,36 @@ so the layers' own parameters become views of these.
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from vllm.fork.models.followed import Followed, Source, places_of
+from vllm.fork.models.llama_decoders import head_norms, layers_as_one, norms_of
 from vllm.fork_kernels import rms_norm_rounded
-from vllm.fork_kernels.torch_order.decoder_rows import (
-    DecoderWeights,
-    Epsilons,
-    LayerWeights,
-    RowOrder,
-    RowsAtOnce,
-    RowsInPages,
-    decoder_rows,
-)
+from vllm.fork_kernels.layer_weights import Epsilons, LayerWeights, ProductWeights
+from vllm.fork_kernels.torch_order.decoder_rows import DecoderWeights, RowsInPages, decoder_rows
 from vllm.fork_kernels.torch_order.ordered_products import SumOrder
 from vllm.hf_layers.attention.paged_attention import Heads, adds_in_order, order_in_float32
-from vllm.hf_layers.decoder.decoder_rows import STEPS_KEPT
-from vllm.hf_layers.layers.activations import rows_activated
+from vllm.hf_layers.decoder.rows_at_once import Product, StepsRowsAtOnce
 from vllm.hf_layers.layers.linear import common_order, side_by_side
-from vllm.hf_layers.products.prompts_together import PromptsTogether
 from vllm.hf_layers.products.single_row_products import RowPlan, layout_of, placed
 from vllm.hf_layers.step_rows import Run
 from vllm.hf_model.rotations import Rotation
 
-_KINDS = ("Llama", "Mistral", "Qwen2", "Qwen3")
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
-
-def is_kind(module: Any, part: str) -> bool:
-    """Whether a module is a part, such as ``Model``, of one of `_KINDS` of Transformers' models."""
-    name = f"{type(module).__module__}.{type(module).__qualname__}"
-    return name in {
-        f"transformers.models.{kind.lower()}.modeling_{kind.lower()}.{kind}{part}"
-        for kind in _KINDS
-    }
+_Order = tuple[int, torch.Tensor | None]
+"""Of `Orders`, and of `ProductWeights.how` in float32."""
 
 
 class SideBySide:
     """Weights of linear layers with the same input, one below the other.
 
     Args:
-        layers: whose parameters become views.
+        layers: whose parameters become views, unless there is one layer only.
     """
 
     def __init__(self, layers: list[nn.Linear]) -> None:
@@ -78,14 +62,11 @@ class SideBySide:
     @property
     def parameters(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Weight and bias of all; parameters may have been given other memory since."""
+        if len(self._layers) == 1:
+            return self._layers[0].weight, self._layers[0].bias
         if places_of(self.own) != self._places:
             self._join()
         return self._weight, self._bias
-
-
-def places_of(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Return where tensors lie in memory."""
-    return [*map(torch.Tensor.data_ptr, tensors)]
 
 
 def _joined(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -115,58 +96,39 @@ class _Layer:
     """What the operator takes of a layer.
 
     Args:
-        layer: for which `_can_compute` holds.
+        layer: for which `_is_computed` holds.
 
     Attributes:
-        sources: where the layer's own parameters are: a dictionary, and the name in it.
+        sources: where the layer's own parameters are.
+        orders: of its products.
     """
 
     def __init__(self, layer: Any) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
+        self._layer = layer
+        products = _products(layer)
         # Before weights are moved: an order may depend on where they are.
-        self._orders: Any = tuple(map(_order, _products(layer)))
-        self.attention_order = _attention_order(attention)
-        self._qkv = SideBySide([attention.q_proj, attention.k_proj, attention.v_proj])
-        self._gate_up = SideBySide([mlp.gate_proj, mlp.up_proj])
-        none: dict[str, torch.Tensor | None] = {}
-        of_heads = [norm._parameters for norm in _head_norms(attention)] or [none, none]
-        norms = (layer.input_layernorm, layer.post_attention_layernorm)
-        self._norms = [*(norm._parameters for norm in norms), *of_heads]
-        self._products = [attention.o_proj._parameters, mlp.down_proj._parameters]
-        joined = [attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj]
-        self.sources = [
-            *((own, "weight") for own in self._norms),
-            *((own, name) for own in self._products for name in ("weight", "bias")),
-            *((one._parameters, name) for one in joined for name in ("weight", "bias")),
-        ]
+        found = [order for own in products if (order := _order(own)) is not None]
+        self.orders: Any = tuple(number for number, _ in found)
+        self._steps = [steps for _, steps in found]
+        self._joined = [SideBySide(own) for own in products]
+        self.sources: list[Source] = [
+            *((norm._parameters, "weight") for norm in norms_of(layer)),
+            *((one._parameters, name) for own in products for one in own
+              for name in ("weight", "bias")),
+        ]  # fmt: skip
 
     @property
-    def joined(self) -> list[torch.Tensor]:
-        """The parameters that are views of what `parameters` has."""
-        return [*self._qkv.own, *self._gate_up.own]
-
-    @property
-    def parameters(self) -> list[torch.Tensor | None]:
-        """The tensors of `LayerWeights`, in their order there."""
-        input_norm, post_norm, *of_heads = (one.get("weight") for one in self._norms)
-        (output, output_bias), (down, down_bias) = (
-            (one["weight"], one["bias"]) for one in self._products
+    def weights(self) -> LayerWeights:
+        """What the layer computes with now."""
+        qkv, output, gate_up, down = (
+            ProductWeights(weight, steps, bias)
+            for (weight, bias), steps in zip(
+                (one.parameters for one in self._joined), self._steps, strict=True
+            )
         )
-        return [
-            input_norm,
-            *self._qkv.parameters,
-            *of_heads,
-            output,
-            output_bias,
-            post_norm,
-            *self._gate_up.parameters,
-            down,
-            down_bias,
-        ]
-
-    def weights_of(self, parameters: list[Any]) -> LayerWeights:
-        """Return `parameters` with the layer's orders."""
-        return LayerWeights(self._orders, *parameters)
+        query_norm, key_norm = [one.weight for one in head_norms(self._layer)] or [None, None]
+        first, second, *_ = (one.weight for one in norms_of(self._layer))
+        return LayerWeights(first, qkv, query_norm, key_norm, output, second, gate_up, down)
 
 
 class DecoderRows:
@@ -178,23 +140,17 @@ class DecoderRows:
 
     def __init__(self, decoder: Any) -> None:
         self._decoder = decoder
-        layers = list(decoder.layers)
-        self._layers = [_Layer(layer) for layer in layers]
+        first = decoder.layers[0]
+        self._attention_order = _attention_order(first.self_attn)
+        self._layers = [_Layer(layer) for layer in decoder.layers]
         sources = [source for layer in self._layers for source in layer.sources]
-        self._sources = [*zip(*sources, strict=True)]  # dictionaries, and names in them
-        self._found: list[torch.Tensor | None] = []
-        self._joined: list[torch.Tensor] = []
-        self._places: list[int] = []
-        self._made = self._made_now()
-        self.heads = _heads_of(layers[0].self_attn)
-        self._width: int = layers[0].mlp.down_proj.in_features
-        self._ways = _ways_of(layers[0])
-        self._at_once = functools.lru_cache(STEPS_KEPT)(self._found_at_once)
-
-    @property
-    def takes_prompts(self) -> bool:
-        """Whether it computes prompts: in 16 bits."""
-        return bool(self._ways)
+        self._weights = Followed(self._made, sources, by_memory=True)
+        _ = self._weights.current  # weights are moved before anything reads them
+        self.heads = _heads_of(first.self_attn)
+        products = _products_of_prompts(first)
+        self.takes_prompts = bool(products)
+        width: int = first.mlp.down_proj.in_features
+        self._at_once = StepsRowsAtOnce(lambda: products, width, self.heads.dtype)
 
     def __call__(
         self,
@@ -217,72 +173,37 @@ class DecoderRows:
         """
         added, total = decoder_rows(
             x,
-            self._weights,
+            self._weights.current,
             rotation.rows,
             rotation.table,
             pages,
             places,
             is_neox=True,
             scale=self._decoder.layers[0].self_attn.scaling,
-            at_once=self._at_once(len(x), prompts, torch.get_num_threads()),
+            at_once=self._at_once(prompts or ((True, 0, len(x)),)),
         )
         if kept is not None:
             added, total = added[kept], total[kept]
         norm = self._decoder.norm
         return rms_norm_rounded(added, norm.weight, norm.variance_epsilon, total)[0]
 
-    def _found_at_once(
-        self, num_rows: int, prompts: tuple[Run, ...], num_threads: int
-    ) -> RowsAtOnce:
-        """Return which rows of the group are computed at once, with so many threads."""
-        if not prompts:
-            return RowsAtOnce(activated=rows_activated(((True, 0, num_rows),), self._width))
-        qkv, output, gate_up, down = (
-            ways.ways(prompts, has_bias, self.heads.dtype) for ways, has_bias in self._ways
-        )
-        return RowsAtOnce((qkv, output, gate_up, down), rows_activated(prompts, self._width))
-
-    @property
-    def _weights(self) -> DecoderWeights:
-        """What the layers compute with now."""
-        found = map(dict.get, *self._sources)
-        if any(map(operator.is_not, found, self._found)) or places_of(self._joined) != self._places:
-            self._made = self._made_now()
-        return self._made
-
-    def _made_now(self) -> DecoderWeights:
-        made = self._weights_of([layer.parameters for layer in self._layers])
-        self._found = [*map(dict.get, *self._sources)]
-        self._joined = [one for layer in self._layers for one in layer.joined]
-        self._places = places_of(self._joined)
-        return made
-
-    def _weights_of(self, parameters: list[list[torch.Tensor | None]]) -> DecoderWeights:
-        first = self._decoder.layers[0]
-        norms = (first.input_layernorm, first.post_attention_layernorm)
+    def _made(self) -> DecoderWeights:
+        norms = norms_of(self._decoder.layers[0])
         return DecoderWeights(
-            [layer.weights_of(own) for layer, own in zip(self._layers, parameters, strict=True)],
-            Epsilons(
-                *(norm.variance_epsilon for norm in (*norms, *_head_norms(first.self_attn)[:1]))
-            ),
-            self._layers[0].attention_order,
+            [layer.weights for layer in self._layers],
+            [layer.orders for layer in self._layers],
+            Epsilons(*(norm.variance_epsilon for norm in norms[:3])),
+            self._attention_order,
         )
 
 
-def _ways_of(layer: Any) -> list[tuple[PromptsTogether, bool]]:
-    """Return how each of a layer's products multiplies prompts, and whether it has a bias; nothing
-    in float32.
-    """
+def _products_of_prompts(layer: Any) -> list[Product]:
+    """Return how a layer multiplies prompts; nothing in float32."""
     products = [
         (side_by_side(parts, [one.out_features for one in parts]), parts[0].bias is not None)
         for parts in _products(layer)
     ]
     return [(product.ways, has_bias) for product, has_bias in products if product is not None]
-
-
-def _head_norms(attention: Any) -> list[Any]:
-    """Return the norms of queries and keys, if there are any."""
-    return [attention.q_norm, attention.k_norm] if hasattr(attention, "q_norm") else []
 
 
 def can_compute(decoder: Any, attention_name: str) -> bool:
@@ -292,12 +213,10 @@ def can_compute(decoder: Any, attention_name: str) -> bool:
         decoder: of a Transformers model.
         attention_name: of the model's implementation.
     """
-    if not is_kind(decoder, "Model") or attention_name != "sdpa" or not len(decoder.layers):
-        return False
     return (
-        all(map(computes_as_its_class, decoder.modules()))
-        and all(map(_can_compute, decoder.layers))
-        and len({*map(_shape_of, decoder.layers)}) == 1
+        attention_name == "sdpa"
+        and all(map(computes_as_its_class, decoder.modules()))
+        and layers_as_one(decoder, _is_computed, _shape_of) is not None
     )
 
 
@@ -313,18 +232,15 @@ def computes_as_its_class(module: nn.Module) -> bool:
 def _shape_of(layer: Any) -> tuple[Any, ...]:
     """Return what is the same in all layers that the operator computes at once."""
     attention = layer.self_attn
-    norms = (layer.input_layernorm, layer.post_attention_layernorm, *_head_norms(attention))
     return (
         *((one.weight.shape, one.bias is None) for parts in _products(layer) for one in parts),
-        *(norm.variance_epsilon for norm in norms),
+        *(norm.variance_epsilon for norm in norms_of(layer)),
         attention.q_proj.weight.dtype,
         attention.scaling,
     )
 
 
-def _can_compute(layer: Any) -> bool:
-    if not is_kind(layer, "DecoderLayer"):
-        return False
+def _is_computed(layer: Any) -> bool:
     attention, mlp = layer.self_attn, layer.mlp
     products = [one for parts in _products(layer) for one in parts]
     dtype = attention.q_proj.weight.dtype
@@ -359,7 +275,7 @@ def _products(layer: Any) -> list[list[Any]]:
     return [qkv, [attention.o_proj], [mlp.gate_proj, mlp.up_proj], [mlp.down_proj]]
 
 
-def _order(layers: list[Any]) -> RowOrder | None:
+def _order(layers: list[Any]) -> _Order | None:
     """Return the order in which rows have the bits of each layer; None if there is none."""
     if len({layer.bias is None for layer in layers}) > 1:
         return None
@@ -368,6 +284,6 @@ def _order(layers: list[Any]) -> RowOrder | None:
         orders = [plan.order for plan in plans if isinstance(plan.order, SumOrder)]
         if len(orders) < len(plans):
             return None
-        return RowOrder(0, SumOrder.one_behind_the_other(orders).tensor)
+        return 0, SumOrder.one_behind_the_other(orders).tensor
     order = common_order(layers)
-    return None if order is None else RowOrder(order)
+    return None if order is None else (order, None)

@@ -17,7 +17,7 @@ from vllm.fork.models.watched_modules import WatchedModules
 from vllm.fork_kernels.torch_order.decoder_rows import RowsInPages
 from vllm.hf_layers.attention.paged_attention import Heads
 from vllm.hf_layers.step_rows import Run
-from vllm.hf_model.decoder_rows import DecoderRows, can_compute, computes_as_its_class, is_kind
+from vllm.hf_model.decoder_rows import DecoderRows, can_compute, computes_as_its_class
 from vllm.hf_model.group import Group
 from vllm.hf_model.kv_pages import LayerPages
 from vllm.hf_model.rotations import Rotations
@@ -112,9 +112,12 @@ def is_one_operator(model: nn.Module, attention_name: str) -> bool:
         model: of Transformers.
         attention_name: of its implementation.
     """
+    decoder = getattr(model, "model", None)
     return (
-        is_kind(model, "ForCausalLM")
+        isinstance(decoder, PreTrainedModel)
+        and type(model).__module__ == type(decoder).__module__
+        and type(model).__name__.endswith("ForCausalLM")
         and computes_as_its_class(model)
         and type(model.lm_head) is nn.Linear
-        and can_compute(model.model, attention_name)
+        and can_compute(decoder, attention_name)
     )

@@ -12,14 +12,13 @@
 
 #include "bindings/argument_checks.h"
 #include "bindings/cpu_operators.h"
+#include "bindings/decoder/layer_weights.h"
 #include "cpu/team/team.h"
 
 namespace vllm_fork {
 namespace {
 
 constexpr const char* kRows = "decoder_rows";
-
-using Tensors = std::vector<Tensor>;
 
 // Rows from the first to before the last, a view.
 Tensor rows_of(const Tensor& x, int64_t first, int64_t end) {
@@ -69,35 +68,30 @@ struct Part {
   int64_t way, first, end;
 };
 
-// The weights of layers that multiply the same way, an entry for each layer.
-struct Products {
-  const char* name;
-  Tensors weight, bias, steps;  // the latter two are empty if there are none
-  int64_t place;                // of their numbers among the four of a layer
-  std::vector<Part> parts;      // of the rows; none if each is alone
+// How one of the four products of each layer takes the rows of a step.
+struct Product {
+  std::vector<Part> parts;  // of the rows; none if each is alone
 
   bool calls_library() const {
     return std::any_of(parts.begin(), parts.end(),
                        [](const Part& part) { return part.way != Part::kByRow; });
   }
 
-  void multiply(int64_t layer, const Tensor& x, const std::vector<int64_t>& orders,
+  // order: of `row_products`; sizes: of the weights that are one here.
+  void multiply(const ProductWeights& own, int64_t order, const Tensor& x,
                 std::initializer_list<int64_t> sizes, const Tensor& into) const {
-    const Tensor& own = weight[layer];
-    const std::optional<Tensor> offsets =
-        bias.empty() ? std::nullopt : std::optional(bias[layer]);
-    check(own.dim() == 2 && own.size(0) == into.size(1), kRows, ": ", name, "[", layer,
-          "] must have ", into.size(1), " rows, as that of the first layer has.");
-    if (parts.empty()) multiply_single(layer, x, own, offsets, orders, sizes, into);
+    check(own.weight.dim() == 2 && own.weight.size(0) == into.size(1), kRows, ": ", own.name,
+          " must have ", into.size(1), " rows in each layer, as it has in the first.");
+    if (parts.empty()) multiply_single(own, order, x, sizes, into);
     for (const Part& part : parts) {
       const Tensor some = rows_of(x, part.first, part.end);
       const Tensor target = rows_of(into, part.first, part.end);
       if (part.way == Part::kByRow) {
-        multiply_single(layer, some, own, offsets, orders, sizes, target);
+        multiply_single(own, order, some, sizes, target);
       } else if (part.way == Part::kByParts) {
-        by_parts(some, own, offsets, sizes, target);
+        by_parts(some, own.weight, own.bias, sizes, target);
       } else {
-        write(target, linear(some, own, offsets));
+        write(target, linear(some, own.weight, own.bias));
       }
     }
   }
@@ -105,47 +99,55 @@ struct Products {
  private:
   // Rows in 16 bits with a number for their order, and in float32 with steps, of which a single
   // row, being one of sixteen lanes, takes longer than the library's own product.
-  void multiply_single(int64_t layer, const Tensor& x, const Tensor& own,
-                       const std::optional<Tensor>& offsets, const std::vector<int64_t>& orders,
-                       std::initializer_list<int64_t> sizes, const Tensor& into) const {
-    if (steps.empty()) {
-      row_products_into(into, x, own, offsets, orders[4 * layer + place]);
+  static void multiply_single(const ProductWeights& own, int64_t order, const Tensor& x,
+                              std::initializer_list<int64_t> sizes, const Tensor& into) {
+    if (!own.how) {
+      row_products_into(into, x, own.weight, own.bias, order);
     } else if (x.size(0) == 1) {
       check_dtype(kRows, "x", x, ScalarType::Float);
-      check_dtype(kRows, name, own, ScalarType::Float);
-      by_parts(x, own, offsets, sizes, into);
+      check_dtype(kRows, own.name, own.weight, ScalarType::Float);
+      by_parts(x, own.weight, own.bias, sizes, into);
     } else {
-      ordered_products_into(into, x, own, offsets, steps[layer]);
+      ordered_products_into(into, x, own.weight, own.bias, *own.how);
     }
   }
 };
 
-// The weights of all layers.
+// The layers, and how each multiplies.
 struct Layers {
-  Tensors input_norm, query_norm, key_norm, post_norm;  // those of heads may be missing
-  Products qkv, output, gate_up, down;
-  std::vector<int64_t> orders;
-  double input_epsilon, post_epsilon, head_epsilon;
+  std::vector<LayerWeights> weights;
+  std::vector<int64_t> orders;  // of qkv, output, gate_up and down in each layer
+  Epsilons epsilons;
+  std::array<Product, 4> products;
 
   // Whether rows are multiplied by PyTorch, which has its threads, and so its order, to itself.
   bool calls_library(int64_t rows) const {
-    const auto all = {&qkv, &output, &gate_up, &down};
-    return std::any_of(all.begin(), all.end(), [&](const Products* one) {
-      return one->calls_library() || (rows == 1 && !one->steps.empty());
-    });
+    return std::any_of(products.begin(), products.end(),
+                       [](const Product& one) { return one.calls_library(); }) ||
+           (rows == 1 && weights[0].qkv.how);
   }
 };
 
-// Where the tokens of a step are, and what is attended to.
+// Where the tokens of a step are in the pages of some layers.
+struct Place {
+  Tensor slots, blocks, starts, stops;
+  Tensor table, spans, library_spans;  // of prompts; empty in a step without
+  int64_t first;                       // row of the first of `starts`
+
+  bool has_prompts() const { return table.numel() > 0; }
+};
+
+constexpr size_t kTensorsOfPlace = 7;
+
+// What is attended to in a step.
 struct Step {
   Tensor positions, cos_sin;
   bool is_neox;
-  Tensors pages, slots, blocks, starts, stops;
-  std::vector<int64_t> firsts;           // rows of the first of `starts`
-  Tensors tables, spans, library_spans;  // of prompts; none in a step without
-  std::vector<int64_t> places;           // which of `slots`, ... is that of each layer
-  std::optional<Tensor> attention_order;
   double scale;
+  Tensors pages;                         // of each layer
+  std::vector<Place> places;             // that some layers share
+  std::vector<int64_t> place_of_layer;   // which of them is a layer's
+  std::optional<Tensor> attention_order;
   std::vector<int64_t> activated;  // first and end of rows; none if all are at once
 
   bool calls_library(int64_t rows, int64_t gates) const {
@@ -153,8 +155,9 @@ struct Step {
       if (!silu_needs_no_threads(activated[i + 1] - activated[i], gates)) return true;
     }
     return (activated.empty() && !silu_needs_no_threads(rows, gates)) ||
-           std::any_of(library_spans.begin(), library_spans.end(),
-                       [](const Tensor& one) { return one.size(0) > 0; });
+           std::any_of(places.begin(), places.end(), [](const Place& one) {
+             return one.has_prompts() && one.library_spans.size(0) > 0;
+           });
   }
 };
 
@@ -195,35 +198,38 @@ class Decoder {
         hidden_(x.size(1)),
         size_(step.pages[0].size(3) / 2),
         kv_columns_(step.pages[0].size(1) * size_),
-        query_columns_(layers.qkv.weight[0].size(0) - 2 * kv_columns_),
-        gates_(layers.gate_up.weight[0].size(0) / 2),
+        query_columns_(layers.weights[0].qkv.weight.size(0) - 2 * kv_columns_),
+        gates_(layers.weights[0].gate_up.weight.size(0) / 2),
         x_(x) {
     check(kv_columns_ > 0 && query_columns_ > 0 && query_columns_ % kv_columns_ == 0, kRows,
-          ": qkv has ", layers.qkv.weight[0].size(0),
+          ": qkv has ", layers.weights[0].qkv.weight.size(0),
           " outputs, which are no queries, keys and values of ", step.pages[0].size(1),
           " heads with ", size_, " elements.");
     allocate();
   }
 
   void compute(int64_t layer) {
+    const LayerWeights& own = layers_.weights[layer];
+    const int64_t* orders = layers_.orders.data() + 4 * layer;
+    const auto& [qkv, output, gate_up, down] = layers_.products;
     const Tensor& pages = step_.pages[layer];
-    const int64_t place = step_.places[layer];
-    rms_norm_rounded_into(normed_, total_, squares_, x_, residual_, layers_.input_norm[layer],
-                          layers_.input_epsilon);
-    layers_.qkv.multiply(layer, normed_, layers_.orders,
-                         {query_columns_, kv_columns_, kv_columns_}, projected_);
+    const Place& place = step_.places[step_.place_of_layer[layer]];
+    rms_norm_rounded_into(normed_, total_, squares_, x_, residual_, own.input_norm,
+                          layers_.epsilons.input);
+    qkv.multiply(own.qkv, orders[0], normed_, {query_columns_, kv_columns_, kv_columns_},
+                 projected_);
     rotate_rounded_into(query_, key_, step_.positions,
-                        head_normed(query_norm_, layers_.query_norm, layer, projected_query_),
-                        head_normed(key_norm_, layers_.key_norm, layer, projected_key_),
-                        step_.cos_sin, size_, step_.is_neox);
-    append_to_pages(pages, key_heads_, value_heads_, step_.slots[place]);
+                        head_normed(query_norm_, own.query_norm, projected_query_),
+                        head_normed(key_norm_, own.key_norm, projected_key_), step_.cos_sin,
+                        size_, step_.is_neox);
+    append_to_pages(pages, key_heads_, value_heads_, place.slots);
     attend(pages, place);
-    layers_.output.multiply(layer, attended_, layers_.orders, {hidden_}, mixed_);
-    rms_norm_rounded_into(normed_, sum_, squares_, mixed_, residual_ ? total_ : x_,
-                          layers_.post_norm[layer], layers_.post_epsilon);
-    layers_.gate_up.multiply(layer, normed_, layers_.orders, {gates_, gates_}, gates_and_up_);
+    output.multiply(own.output, orders[1], attended_, {hidden_}, mixed_);
+    rms_norm_rounded_into(normed_, sum_, squares_, mixed_, residual_ ? total_ : x_, own.post_norm,
+                          layers_.epsilons.post);
+    gate_up.multiply(own.gate_up, orders[2], normed_, {gates_, gates_}, gates_and_up_);
     activate();
-    layers_.down.multiply(layer, gated_, layers_.orders, {hidden_}, added_);
+    down.multiply(own.down, orders[3], gated_, {hidden_}, added_);
     x_ = added_;
     residual_ = sum_;
   }
@@ -234,18 +240,18 @@ class Decoder {
  private:
   Tensor rows_like(int64_t count) const { return torch::stable::new_empty(x_, {rows_, count}); }
 
-  void attend(const Tensor& pages, int64_t place) const {
-    const int64_t first = step_.firsts[place], end = first + step_.starts[place].size(0);
-    if (first < end) {
-      token_sdpa_into(rows_of(attended_, first, end), rows_of(query_tokens_, first, end), pages,
-                      step_.blocks[place], step_.starts[place], step_.stops[place], size_,
-                      step_.scale, step_.attention_order);
+  void attend(const Tensor& pages, const Place& place) const {
+    const int64_t end = place.first + place.starts.size(0);
+    if (place.first < end) {
+      token_sdpa_into(rows_of(attended_, place.first, end), rows_of(query_tokens_, place.first, end),
+                      pages, place.blocks, place.starts, place.stops, size_, step_.scale,
+                      step_.attention_order);
     }
-    if (step_.tables.empty()) return;
+    if (!place.has_prompts()) return;
     for (const bool in_one : {true, false}) {
-      const Tensor& spans = (in_one ? step_.spans : step_.library_spans)[place];
+      const Tensor& spans = in_one ? place.spans : place.library_spans;
       if (spans.size(0) == 0) continue;
-      prompt_sdpa(query_heads_, pages, step_.tables[place], spans, size_, step_.scale,
+      prompt_sdpa(query_heads_, pages, place.table, spans, size_, step_.scale,
                   query_columns_ != kv_columns_, in_one, attended_heads_);
     }
   }
@@ -276,13 +282,13 @@ class Decoder {
     gates_and_up_ = rows_like(2 * gates_);
     gate_ = rows_like(gates_);
     gated_ = rows_like(gates_);
-    if (!layers_.query_norm.empty()) query_norm_.emplace(projected_query_, size_);
-    if (!layers_.key_norm.empty()) key_norm_.emplace(projected_key_, size_);
   }
 
-  const Tensor& head_normed(std::optional<HeadNorm>& norm, const Tensors& weights, int64_t layer,
+  const Tensor& head_normed(std::optional<HeadNorm>& norm, const std::optional<Tensor>& weight,
                             const Tensor& x) const {
-    return norm ? (*norm)(x, weights[layer], layers_.head_epsilon) : x;
+    if (!weight) return x;
+    if (!norm) norm.emplace(x, size_);
+    return (*norm)(x, *weight, layers_.epsilons.heads);
   }
 
   const Layers& layers_;
@@ -295,133 +301,102 @@ class Decoder {
   std::optional<HeadNorm> query_norm_, key_norm_;
 };
 
-void check_list(const char* name, size_t found, size_t expected) {
-  check(found == expected, kRows, ": ", name, " must have ", expected, " entries, but has ", found,
-        ".");
-}
-
-void check_optional(const char* name, const Tensors& list, size_t expected) {
-  if (!list.empty()) check_list(name, list.size(), expected);
-}
-
-void check_products(const Products& products, size_t count) {
-  check_list(products.name, products.weight.size(), count);
-  check_optional(products.name, products.bias, count);
-  check_optional(products.name, products.steps, count);
-  check_dim(kRows, products.name, products.weight[0], 2);
-}
-
-void check_layers(const Layers& layers) {
-  const size_t count = layers.input_norm.size();
-  check(count > 0, kRows, ": there must be a layer.");
-  for (const Products* one : {&layers.qkv, &layers.output, &layers.gate_up, &layers.down}) {
-    check_products(*one, count);
-  }
-  check_list("post_norm", layers.post_norm.size(), count);
-  check_list("orders", layers.orders.size(), 4 * count);
-  check_optional("query_norm", layers.query_norm, count);
-  check_optional("key_norm", layers.key_norm, count);
-}
-
 void check_step(const Step& step, int64_t rows, size_t num_layers) {
-  check_list("pages", step.pages.size(), num_layers);
-  check_list("places", step.places.size(), num_layers);
+  check(step.pages.size() == num_layers, kRows, ": pages must have ", num_layers,
+        " entries, but has ", step.pages.size(), ".");
+  check(step.place_of_layer.size() == num_layers, kRows, ": place_of_layer must have ", num_layers,
+        " entries, but has ", step.place_of_layer.size(), ".");
+  const auto count = static_cast<int64_t>(step.places.size());
   for (size_t i = 0; i < num_layers; ++i) {
     check_dim(kRows, "pages", step.pages[i], 4);
     check(step.pages[i].size(1) == step.pages[0].size(1) &&
               step.pages[i].size(3) == step.pages[0].size(3),
           kRows, ": pages[", i, "] must have the heads of the first layer's.");
-    const int64_t place = step.places[i], count = static_cast<int64_t>(step.slots.size());
-    check(0 <= place && place < count, kRows, ": places[", i, "] is ", place, ", and there are ",
-          count, ".");
+    const int64_t place = step.place_of_layer[i];
+    check(0 <= place && place < count, kRows, ": place_of_layer[", i, "] is ", place,
+          ", and there are ", count, " places.");
   }
-  for (const auto& [name, list] : {std::pair("blocks", &step.blocks),
-                                   std::pair("starts", &step.starts),
-                                   std::pair("stops", &step.stops)}) {
-    check_list(name, list->size(), step.slots.size());
-  }
-  check_list("firsts", step.firsts.size(), step.slots.size());
-  for (size_t i = 0; i < step.slots.size(); ++i) {
-    check_dim(kRows, "starts", step.starts[i], 1);
-    const int64_t first = step.firsts[i], count = step.starts[i].size(0);
-    check(0 <= first && first + count <= rows, kRows, ": firsts has row ", first,
-          " for the first of ", count, " tokens, and there are ", rows, " rows.");
-  }
-  for (const auto& [name, list] : {std::pair("tables", &step.tables),
-                                   std::pair("spans", &step.spans),
-                                   std::pair("library_spans", &step.library_spans)}) {
-    if (!step.tables.empty()) check_list(name, list->size(), step.slots.size());
+  for (const Place& place : step.places) {
+    check_dim(kRows, "starts", place.starts, 1);
+    const int64_t tokens = place.starts.size(0);
+    check(0 <= place.first && place.first + tokens <= rows, kRows, ": firsts has row ",
+          place.first, " for the first of ", tokens, " tokens, and there are ", rows, " rows.");
+    if (!place.has_prompts()) continue;
+    check_dim(kRows, "spans", place.spans, 2);
+    check_dim(kRows, "library_spans", place.library_spans, 2);
   }
 }
 
-// That first and end, which are the last two of `width` numbers, are all rows in succession.
-void check_rows(const char* name, const std::vector<int64_t>& numbers, size_t width,
-                int64_t rows) {
-  int64_t next = 0;
-  for (size_t i = 0; i + width <= numbers.size(); i += width) {
-    const int64_t first = numbers[i + width - 2], end = numbers[i + width - 1];
-    check(first == next && first < end, kRows, ": ", name, " has rows ", first, " to ", end,
-          ", where row ", next, " begins.");
-    next = end;
+std::vector<Place> places_of(const Tensors& tensors, const std::vector<int64_t>& firsts) {
+  check(tensors.size() == kTensorsOfPlace * firsts.size(), kRows, ": places must be ",
+        kTensorsOfPlace, " tensors for each of ", firsts.size(), " firsts, but are ",
+        tensors.size(), ".");
+  std::vector<Place> places;
+  for (size_t i = 0; i < firsts.size(); ++i) {
+    const Tensor* own = tensors.data() + kTensorsOfPlace * i;
+    places.push_back({own[0], own[1], own[2], own[3], own[4], own[5], own[6], firsts[i]});
   }
-  check(numbers.size() % width == 0 && (numbers.empty() || next == rows), kRows, ": ", name,
+  return places;
+}
+
+// That first and end of some rows, by turns, are all rows in succession.
+void check_rows(const char* name, const std::vector<int64_t>& bounds, int64_t rows) {
+  int64_t next = 0;
+  for (size_t i = 0; i + 2 <= bounds.size(); i += 2) {
+    check(bounds[i] == next && bounds[i] < bounds[i + 1], kRows, ": ", name, " has rows ",
+          bounds[i], " to ", bounds[i + 1], ", where row ", next, " begins.");
+    next = bounds[i + 1];
+  }
+  check(bounds.size() % 2 == 0 && (bounds.empty() || next == rows), kRows, ": ", name,
         " must be of all ", rows, " rows.");
 }
 
-std::vector<Part> parts_of(const char* name, const std::vector<int64_t>& numbers, int64_t rows) {
-  check_rows(name, numbers, 3, rows);
-  std::vector<Part> parts;
-  for (size_t i = 0; i < numbers.size(); i += 3) {
-    check(Part::kByRow <= numbers[i] && numbers[i] <= Part::kAtOnce, kRows, ": ", name, " has ",
-          numbers[i], " for a way to multiply.");
-    parts.push_back({numbers[i], numbers[i + 1], numbers[i + 2]});
+// The parts of each product; numbers: of each part its product, its way, first row and end.
+std::array<Product, 4> products_of(const std::vector<int64_t>& numbers, int64_t rows) {
+  std::array<Product, 4> products;
+  check(numbers.size() % 4 == 0, kRows, ": at_once must have four numbers for each part, but has ",
+        numbers.size(), ".");
+  for (size_t i = 0; i < numbers.size(); i += 4) {
+    const int64_t product = numbers[i], way = numbers[i + 1];
+    check(0 <= product && product < 4, kRows, ": at_once has ", product, " for one of 4 products.");
+    check(Part::kByRow <= way && way <= Part::kAtOnce, kRows, ": at_once has ", way,
+          " for a way to multiply.");
+    products[product].parts.push_back({way, numbers[i + 2], numbers[i + 3]});
   }
-  return parts;
+  for (const Product& one : products) {
+    std::vector<int64_t> bounds;
+    for (const Part& part : one.parts) bounds.insert(bounds.end(), {part.first, part.end});
+    check_rows("at_once", bounds, rows);
+  }
+  return products;
 }
 
 std::tuple<Tensor, Tensor> decoder_rows(
-    Tensor x, Tensors input_norm, Tensors qkv, Tensors qkv_bias, Tensors qkv_steps,
-    Tensors query_norm, Tensors key_norm, Tensors output, Tensors output_bias,
-    Tensors output_steps, Tensors post_norm, Tensors gate_up, Tensors gate_up_bias,
-    Tensors gate_up_steps, Tensors down, Tensors down_bias, Tensors down_steps,
-    std::vector<int64_t> orders, double input_epsilon, double post_epsilon, double head_epsilon,
+    Tensor x, Tensors weights, std::vector<double> epsilons, std::vector<int64_t> orders,
     std::optional<Tensor> attention_order, Tensor positions, Tensor cos_sin, bool is_neox,
-    Tensors pages, Tensors slots, Tensors blocks, Tensors starts, Tensors stops,
-    std::vector<int64_t> firsts, Tensors tables, Tensors spans, Tensors library_spans,
-    std::vector<int64_t> places, double scale, std::vector<int64_t> qkv_parts,
-    std::vector<int64_t> output_parts, std::vector<int64_t> gate_up_parts,
-    std::vector<int64_t> down_parts, std::vector<int64_t> activated) {
+    double scale, Tensors pages, Tensors places, std::vector<int64_t> firsts,
+    std::vector<int64_t> place_of_layer, std::vector<int64_t> at_once,
+    std::vector<int64_t> activated) {
   check_dim(kRows, "x", x, 2);
   const int64_t rows = x.size(0);
-  const Layers layers{
-      input_norm,
-      query_norm,
-      key_norm,
-      post_norm,
-      {"qkv", qkv, qkv_bias, qkv_steps, 0, parts_of("qkv_parts", qkv_parts, rows)},
-      {"output", output, output_bias, output_steps, 1,
-       parts_of("output_parts", output_parts, rows)},
-      {"gate_up", gate_up, gate_up_bias, gate_up_steps, 2,
-       parts_of("gate_up_parts", gate_up_parts, rows)},
-      {"down", down, down_bias, down_steps, 3, parts_of("down_parts", down_parts, rows)},
-      orders,
-      input_epsilon,
-      post_epsilon,
-      head_epsilon,
-  };
-  check_rows("activated", activated, 2, rows);
-  const Step step{positions, cos_sin, is_neox, pages,           slots,  blocks,
-                  starts,    stops,   firsts,  tables,          spans,  library_spans,
-                  places,    attention_order,  scale,           activated};
-  check_layers(layers);
-  check_step(step, rows, input_norm.size());
+  const Layers layers{layers_of(kRows, weights), orders, epsilons_of(kRows, epsilons),
+                      products_of(at_once, rows)};
+  const size_t count = layers.weights.size();
+  check(orders.size() == 4 * count, kRows, ": orders must have ", 4 * count, " entries, but has ",
+        orders.size(), ".");
+  check_dim(kRows, "qkv", layers.weights[0].qkv.weight, 2);
+  check_dim(kRows, "gate_up", layers.weights[0].gate_up.weight, 2);
+  check_rows("activated", activated, rows);
+  const Step step{positions, cos_sin,        is_neox,         scale,    pages,
+                  places_of(places, firsts), place_of_layer, attention_order, activated};
+  check_step(step, rows, count);
   Decoder decoder(x, layers, step);
   const auto compute = [&] {
-    for (size_t layer = 0; layer < input_norm.size(); ++layer) {
+    for (size_t layer = 0; layer < count; ++layer) {
       decoder.compute(static_cast<int64_t>(layer));
     }
   };
-  if (layers.calls_library(rows) || step.calls_library(rows, gate_up[0].size(0) / 2)) {
+  if (layers.calls_library(rows) || step.calls_library(rows, layers.weights[0].gate_up.weight.size(0) / 2)) {
     compute();
   } else {
     with_team(compute);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "bindings/argument_checks.h"
+#include "bindings/decoder/layer_weights.h"
 #include "bindings/portable_operators_cpu.h"
 #include "cpu/team/team.h"
 
@@ -16,52 +17,26 @@ namespace {
 
 constexpr const char* kLayers = "portable_decoder_layers";
 
-using Tensors = std::vector<Tensor>;  // one of each layer, or none
+// The layers, and how each multiplies.
+struct Layers {
+  std::vector<LayerWeights> weights;
+  std::vector<int64_t> segments;  // of qkv, output, gate_up and down
+  Epsilons epsilons;
+  Tensors caches;
+};
 
-std::optional<Tensor> of_layer(const Tensors& tensors, size_t layer) {
-  if (tensors.empty()) return std::nullopt;
-  return tensors[layer];
+void norm(const Tensor& x, const std::optional<Tensor>& residual, const Tensor& weight,
+          double epsilon, const Tensor& result) {
+  norm_into(x, residual, weight, std::nullopt, epsilon, 0.0, false, result);
 }
 
-// A product of all layers.
-struct Products {
-  Tensors packed;
-  Tensors exponents;
-  Tensors biases;
-  int64_t segments;
+void norm_heads(const Tensor& x, const std::optional<Tensor>& weight, double epsilon) {
+  if (weight) rms_norm_heads(x, *weight, epsilon);
+}
 
-  void operator()(size_t layer, const Tensor& x, const Tensor& result) const {
-    multiply_into(x, packed[layer], exponents[layer], of_layer(biases, layer), segments, result);
-  }
-};
-
-// Norms of all layers.
-struct Norms {
-  Tensors weights;
-  double epsilon;
-
-  void operator()(size_t layer, const Tensor& x, const std::optional<Tensor>& residual,
-                  const Tensor& result) const {
-    norm_into(x, residual, weights[layer], std::nullopt, epsilon, 0.0, false, result);
-  }
-  void in_heads(size_t layer, const Tensor& x) const {
-    if (!weights.empty()) rms_norm_heads(x, weights[layer], epsilon);
-  }
-};
-
-struct Weights {
-  Norms input_norms;
-  Products qkv;
-  Norms query_norms;
-  Norms key_norms;
-  Products output;
-  Norms post_norms;
-  Products gate_up;
-  Products down;
-  Tensors caches;
-
-  size_t layers() const { return input_norms.weights.size(); }
-};
+void multiply(const Tensor& x, const ProductWeights& own, int64_t segments, const Tensor& result) {
+  multiply_into(x, own.weight, own.how, own.bias, segments, result);
+}
 
 // Where the tokens are, and how they see each other.
 struct Sight {
@@ -125,12 +100,13 @@ struct Rows {
 };
 
 // Queries, keys and values are in the rows, and what is attended is afterwards.
-void attend(size_t layer, const Weights& weights, const Sight& sight, const Rows& rows) {
-  weights.query_norms.in_heads(layer, rows.query);
-  weights.key_norms.in_heads(layer, rows.key);
+void attend(size_t layer, const Layers& layers, const Sight& sight, const Rows& rows) {
+  const LayerWeights& own = layers.weights[layer];
+  norm_heads(rows.query, own.query_norm, layers.epsilons.heads);
+  norm_heads(rows.key, own.key_norm, layers.epsilons.heads);
   portable_rotate(rows.query, sight.positions, sight.table, sight.is_interleaved);
   portable_rotate(rows.key, sight.positions, sight.table, sight.is_interleaved);
-  const Tensor cache = torch::stable::flatten(weights.caches[layer], 2);
+  const Tensor cache = torch::stable::flatten(layers.caches[layer], 2);
   portable_append(rows.key, rows.value, cache, sight.slots);
   portable_attention(rows.query, cache, sight.pages, sight.query_starts, sight.lengths,
                      sight.scale, sight.window, /*soft_cap=*/0.0, /*slopes=*/std::nullopt,
@@ -138,87 +114,47 @@ void attend(size_t layer, const Weights& weights, const Sight& sight, const Rows
 }
 
 // The residual is in x, what is added to it in the rows.
-void compute_layer(size_t layer, const Tensor& x, const Weights& weights, const Sight& sight,
+void compute_layer(size_t layer, const Tensor& x, const Layers& layers, const Sight& sight,
                    const Rows& rows) {
+  const LayerWeights& own = layers.weights[layer];
+  const auto& segments = layers.segments;
   if (layer == 0) {
-    weights.input_norms(layer, x, std::nullopt, rows.normed);
+    norm(x, std::nullopt, own.input_norm, layers.epsilons.input, rows.normed);
   } else {
-    weights.input_norms(layer, rows.added, x, rows.normed);
+    norm(rows.added, x, own.input_norm, layers.epsilons.input, rows.normed);
   }
-  weights.qkv(layer, rows.normed, rows.projected);
-  attend(layer, weights, sight, rows);
-  weights.output(layer, rows.attended, rows.added);
-  weights.post_norms(layer, rows.added, x, rows.normed);
-  weights.gate_up(layer, rows.normed, rows.gate_up);
+  multiply(rows.normed, own.qkv, segments[0], rows.projected);
+  attend(layer, layers, sight, rows);
+  multiply(rows.attended, own.output, segments[1], rows.added);
+  norm(rows.added, x, own.post_norm, layers.epsilons.post, rows.normed);
+  multiply(rows.normed, own.gate_up, segments[2], rows.gate_up);
   gate_into(rows.gate_up, Function::kSilu, rows.gated);
-  weights.down(layer, rows.gated, rows.added);
+  multiply(rows.gated, own.down, segments[3], rows.added);
 }
 
-void check_lists(const Weights& w) {
-  const size_t layers = w.layers();
-  check(layers > 0, kLayers, ": there must be a layer.");
-  const auto check_list = [&](const char* name, const Tensors& list) {
-    check(list.size() == layers, kLayers, ": ", name, " must be one of each of the ", layers,
-          " layers, but are ", list.size(), ".");
-  };
-  const auto check_products = [&](const char* name, const Products& products) {
-    check_list(name, products.packed);
-    check_list(name, products.exponents);
-    if (!products.biases.empty()) check_list(name, products.biases);
-  };
-  check_products("qkv", w.qkv);
-  check_products("output", w.output);
-  check_products("gate_up", w.gate_up);
-  check_products("down", w.down);
-  check_list("post_norms", w.post_norms.weights);
-  check_list("caches", w.caches);
-  if (!w.query_norms.weights.empty()) check_list("query_norms", w.query_norms.weights);
-  if (!w.key_norms.weights.empty()) check_list("key_norms", w.key_norms.weights);
-}
-
-Tensor compute(const Tensor& x, const Weights& weights, const Sight& sight, int64_t heads,
-               int64_t head_size, int64_t intermediate_size) {
-  check_lists(weights);
+Tensor portable_decoder_layers(Tensor x, Tensors weights, std::vector<double> epsilons,
+                               std::vector<int64_t> segments, int64_t heads, int64_t head_size,
+                               int64_t intermediate_size, Tensor positions, Tensor table,
+                               bool is_interleaved, double scale, int64_t window, Tensors caches,
+                               Tensor slots, Tensor pages, Tensor query_starts, Tensor lengths) {
+  const Layers layers{layers_of(kLayers, weights), segments, epsilons_of(kLayers, epsilons),
+                      caches};
+  const size_t count = layers.weights.size();
   check_dim(kLayers, "x", x, 2);
-  check(weights.caches[0].dim() > 2, kLayers, ": caches must have blocks, heads and bytes.");
-  check(heads > 0 && head_size > 0 && intermediate_size > 0, kLayers, ": sizes must be above 0.");
-  const Sizes sizes{x.size(0), heads, weights.caches[0].size(1), head_size, intermediate_size};
-  const Rows rows(x, sizes);
-  with_team([&] {
-    for (size_t layer = 0; layer < weights.layers(); ++layer) {
-      compute_layer(layer, x, weights, sight, rows);
-    }
-  });
-  return rows.added;
-}
-
-Tensor portable_decoder_layers(
-    Tensor x, Tensors input_norms, Tensors qkv, Tensors qkv_exponents, Tensors qkv_biases,
-    Tensors query_norms, Tensors key_norms, Tensors output, Tensors output_exponents,
-    Tensors output_biases, Tensors post_norms, Tensors gate_up, Tensors gate_up_exponents,
-    Tensors gate_up_biases, Tensors down, Tensors down_exponents, Tensors down_biases,
-    Tensors caches, std::vector<int64_t> segments, int64_t heads, int64_t head_size,
-    int64_t intermediate_size, double input_epsilon, double post_epsilon, double head_epsilon,
-    Tensor positions, Tensor table, bool is_interleaved, Tensor slots, Tensor pages,
-    Tensor query_starts, Tensor lengths, double scale, int64_t window) {
   check(segments.size() == 4, kLayers, ": segments must be of 4 products, but are of ",
         segments.size(), ".");
-  const Weights weights{{std::move(input_norms), input_epsilon},
-                        {std::move(qkv), std::move(qkv_exponents), std::move(qkv_biases),
-                         segments[0]},
-                        {std::move(query_norms), head_epsilon},
-                        {std::move(key_norms), head_epsilon},
-                        {std::move(output), std::move(output_exponents), std::move(output_biases),
-                         segments[1]},
-                        {std::move(post_norms), post_epsilon},
-                        {std::move(gate_up), std::move(gate_up_exponents),
-                         std::move(gate_up_biases), segments[2]},
-                        {std::move(down), std::move(down_exponents), std::move(down_biases),
-                         segments[3]},
-                        std::move(caches)};
+  check(caches.size() == count, kLayers, ": caches must be one of each of the ", count,
+        " layers, but are ", caches.size(), ".");
+  check(caches[0].dim() > 2, kLayers, ": caches must have blocks, heads and bytes.");
+  check(heads > 0 && head_size > 0 && intermediate_size > 0, kLayers, ": sizes must be above 0.");
+  const Sizes sizes{x.size(0), heads, caches[0].size(1), head_size, intermediate_size};
   const Sight sight{positions, table,        is_interleaved, slots, pages,
                     query_starts, lengths, scale,          window};
-  return compute(x, weights, sight, heads, head_size, intermediate_size);
+  const Rows rows(x, sizes);
+  with_team([&] {
+    for (size_t layer = 0; layer < count; ++layer) compute_layer(layer, x, layers, sight, rows);
+  });
+  return rows.added;
 }
 
 }  // namespace

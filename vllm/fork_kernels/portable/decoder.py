@@ -7,17 +7,17 @@ them from Python takes longer than small layers do.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 
 from vllm.fork_kernels import library
+from vllm.fork_kernels.layer_weights import Epsilons
 
 __all__ = [
     "DecoderSizes",
-    "DecoderWeights",
     "Places",
-    "ProductWeights",
     "portable_decoder_layers",
 ]
 
@@ -28,67 +28,22 @@ if library.load():
         return torch.empty_like(x)
 
 
-class ProductWeights(NamedTuple):
-    """The weights of a product: lists of one tensor of each layer.
-
-    Attributes:
-        packed: of `PackedWeight`.
-        exponents: likewise.
-        biases: [out_features]; an empty list if there are none.
-    """
-
-    packed: list[torch.Tensor]
-    exponents: list[torch.Tensor]
-    biases: list[torch.Tensor]
-
-
-class DecoderWeights(NamedTuple):
-    """What the layers compute with: lists of one tensor of each layer.
-
-    Attributes:
-        input_norms: [hidden_size].
-        qkv: of queries, keys and values.
-        query_norms: [head_size], of each head by itself; an empty list if there are none.
-        key_norms: likewise.
-        output: of what attention gives.
-        post_norms: [hidden_size].
-        gate_up: of the gate, and of what it is multiplied with.
-        down: of these.
-        caches: uint8 [blocks, kv heads, block_size, 4 * head_size + 2], what
-            `attention_cache_shape` says once the last two dimensions are one; changed in place.
-    """
-
-    input_norms: list[torch.Tensor]
-    qkv: ProductWeights
-    query_norms: list[torch.Tensor]
-    key_norms: list[torch.Tensor]
-    output: ProductWeights
-    post_norms: list[torch.Tensor]
-    gate_up: ProductWeights
-    down: ProductWeights
-    caches: list[torch.Tensor]
-
-
 class DecoderSizes(NamedTuple):
     """What is the same in all layers.
 
     Attributes:
+        epsilons: of the norms.
         segments: of the products with qkv, output, gate_up and down (`PackedWeight`).
         heads: of queries.
         head_size: of queries, keys and values.
         intermediate_size: columns of the gate.
-        input_epsilon: of the first norm.
-        post_epsilon: of the second norm.
-        head_epsilon: of the norms of heads.
     """
 
+    epsilons: Epsilons
     segments: tuple[int, int, int, int]
     heads: int
     head_size: int
     intermediate_size: int
-    input_epsilon: float
-    post_epsilon: float
-    head_epsilon: float
 
 
 class Places(NamedTuple):
@@ -109,10 +64,11 @@ class Places(NamedTuple):
 
 def portable_decoder_layers(
     x: torch.Tensor,
-    weights: DecoderWeights,
+    weights: Sequence[torch.Tensor],
     sizes: DecoderSizes,
     positions: torch.Tensor,
     table: torch.Tensor,
+    caches: Sequence[torch.Tensor],
     places: Places,
     *,
     is_interleaved: bool,
@@ -124,10 +80,13 @@ def portable_decoder_layers(
     Args:
         x: float32, bfloat16 or float16 [n, hidden_size], contiguous, on CPU. It becomes the sum of
             itself and what all layers add but for the last one's MLP.
-        weights: of the layers.
-        sizes: likewise.
+        weights: of the layers (`in_one_list`); of a product `PackedWeight.packed`, and its
+            exponents.
+        sizes: of the layers.
         positions: int64 [n], contiguous.
         table: see `portable_rotate`.
+        caches: of each layer, uint8 [blocks, kv heads, block_size, 4 * head_size + 2], what
+            `attention_cache_shape` says once the last two dimensions are one; changed in place.
         places: of the tokens.
         is_interleaved: see `portable_rotate`.
         scale: see `portable_attention`.
@@ -137,13 +96,11 @@ def portable_decoder_layers(
         What the last layer's MLP adds, [n, hidden_size].
 
     Raises:
-        RuntimeError: lists of weights have not one length, or one of the operators refuses its
-            arguments; x and the caches may have been written to.
+        RuntimeError: lists have other lengths, or one of the operators refuses its arguments; x and
+            the caches may have been written to.
 
     Source: ``LlamaModel.forward``.
     """
     return torch.ops.vllm_fork.portable_decoder_layers.default(
-        *(x, weights.input_norms, *weights.qkv, weights.query_norms, weights.key_norms),
-        *(*weights.output, weights.post_norms, *weights.gate_up, *weights.down, weights.caches),
-        *(*sizes, positions, table, is_interleaved, *places, scale, window),
+        *(x, weights, *sizes, positions, table, is_interleaved, scale, window, caches, *places)
     )

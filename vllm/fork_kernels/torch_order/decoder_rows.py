@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from itertools import chain
 from typing import NamedTuple
 
 import torch
 
 from vllm.fork_kernels import library
+from vllm.fork_kernels.layer_weights import Epsilons, LayerWeights, in_one_list
 
 __all__ = [
     "DecoderWeights",
-    "LayerWeights",
+    "Orders",
     "Prompts",
-    "RowOrder",
     "RowsAtOnce",
     "RowsInPages",
     "Way",
@@ -67,10 +68,18 @@ class RowsInPages(NamedTuple):
     first: int = 0
     prompts: Prompts | None = None
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All of them; those of prompts are empty where there are none."""
+        prompts = self.prompts or (self.slots[:0],) * 3
+        return self.slots, self.blocks, self.starts, self.stops, *prompts
+
 
 class Way(IntEnum):
-    """How rows of a step are multiplied at once: each as if it were alone (`RowOrder`); by PyTorch
-    with each of the weights that are one here, as Hugging Face has them; by PyTorch with the whole.
+    """How rows of a step are multiplied at once.
+
+    Each as if it were alone (`Orders`); by PyTorch with each of the weights that are one here, as
+    Hugging Face has them; by PyTorch with the whole.
     """
 
     BY_ROW = 0
@@ -82,120 +91,50 @@ class RowsAtOnce(NamedTuple):
     """Which rows of a step are computed at once.
 
     Attributes:
-        products: of `qkv`, `output`, `gate_up` and `down`, each a way, the first row and the end
-            for all rows in their order, one behind the other; nothing if each is by itself.
+        products: for all rows of each product, one part behind the other: the product, of qkv,
+            output, gate_up and down, its way, the first row and the end; nothing if each row is by
+            itself.
         activated: first row and end likewise; nothing if all are computed at once.
     """
 
-    products: tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int]] = ((), (), (), ())
+    products: Sequence[int] = ()
     activated: Sequence[int] = ()
+
+    @staticmethod
+    def of(
+        products: Sequence[Sequence[tuple[int, int, int]]], activated: Sequence[int] = ()
+    ) -> RowsAtOnce:
+        """Return it of the parts of each product: way, first row and end."""
+        parts = [(i, *part) for i, own in enumerate(products) for part in own]
+        return RowsAtOnce([*chain.from_iterable(parts)], activated)
 
 
 _EACH_ALONE = RowsAtOnce()
 
-
-class RowOrder(NamedTuple):
-    """In which order rows are multiplied.
-
-    Attributes:
-        number: of `row_products`, in 16 bits.
-        steps: of `ordered_products`, in float32: `SumOrder.tensor`.
-    """
-
-    number: int
-    steps: torch.Tensor | None = None
-
-
-class LayerWeights(NamedTuple):
-    """What a layer computes with, in one dtype.
-
-    Attributes:
-        orders: of the products with `qkv`, `output`, `gate_up` and `down`.
-        input_norm: [hidden_size].
-        qkv: [queries, keys and values, hidden_size].
-        qkv_bias: of `qkv`, or None.
-        query_norm: [head_size], of each head of the queries, or None.
-        key_norm: likewise.
-        output: [hidden_size, queries].
-        output_bias: of `output`, or None.
-        post_norm: [hidden_size].
-        gate_up: [2 * intermediate_size, hidden_size].
-        gate_up_bias: of `gate_up`, or None.
-        down: [hidden_size, intermediate_size].
-        down_bias: of `down`, or None.
-    """
-
-    orders: tuple[RowOrder, RowOrder, RowOrder, RowOrder]
-    input_norm: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
-    query_norm: torch.Tensor | None
-    key_norm: torch.Tensor | None
-    output: torch.Tensor
-    output_bias: torch.Tensor | None
-    post_norm: torch.Tensor
-    gate_up: torch.Tensor
-    gate_up_bias: torch.Tensor | None
-    down: torch.Tensor
-    down_bias: torch.Tensor | None
-
-
-class Epsilons(NamedTuple):
-    """Of the norms of all layers: the first and second of a layer, and those of heads."""
-
-    input: float
-    post: float
-    head: float = 0.0
+Orders = tuple[int, int, int, int]
+"""Of `row_products`, in 16 bits, with a layer's qkv, output, gate_up and down. In float32 it is
+`ProductWeights.how`: the steps of `ordered_products`, `SumOrder.tensor`."""
 
 
 class DecoderWeights:
     """What layers that follow each other compute with.
 
     Args:
-        layers: of the same shapes and dtype, all of them with the same biases and norms of heads.
+        layers: of the same shapes and dtype.
+        orders: of each layer.
         epsilons: of their norms.
         attention_order: of `paged_sdpa`, in float32.
-
-    Raises:
-        ValueError: some layers have a tensor that others have not.
     """
 
     def __init__(
         self,
         layers: Sequence[LayerWeights],
+        orders: Sequence[Orders],
         epsilons: Epsilons,
         attention_order: torch.Tensor | None = None,
     ) -> None:
-        steps = [[layer.orders[i].steps for layer in layers] for i in range(4)]
-        self.arguments = (
-            _all([layer.input_norm for layer in layers]),
-            _all([layer.qkv for layer in layers]),
-            _all([layer.qkv_bias for layer in layers]),
-            _all(steps[0]),
-            _all([layer.query_norm for layer in layers]),
-            _all([layer.key_norm for layer in layers]),
-            _all([layer.output for layer in layers]),
-            _all([layer.output_bias for layer in layers]),
-            _all(steps[1]),
-            _all([layer.post_norm for layer in layers]),
-            _all([layer.gate_up for layer in layers]),
-            _all([layer.gate_up_bias for layer in layers]),
-            _all(steps[2]),
-            _all([layer.down for layer in layers]),
-            _all([layer.down_bias for layer in layers]),
-            _all(steps[3]),
-            [order.number for layer in layers for order in layer.orders],
-            *epsilons,
-            attention_order,
-        )
-
-
-def _all(tensors: list[torch.Tensor | None]) -> list[torch.Tensor]:
-    """Return tensors of all layers; an empty list if none has one."""
-    found = [one for one in tensors if one is not None]
-    if found and len(found) < len(tensors):
-        raise ValueError("Some layers have a bias, norm or order that others have not.")
-    return found
+        numbers = [*chain.from_iterable(orders)]
+        self.arguments = (in_one_list(layers), [*epsilons], numbers, attention_order)
 
 
 def decoder_rows(
@@ -235,25 +174,17 @@ def decoder_rows(
     kinds: dict[int, int] = {}  # layers mostly have the same place
     numbers = [kinds.setdefault(id(place), len(kinds)) for place in places]
     distinct = {id(place): place for place in places}.values()
-    slots, blocks, starts, stops, firsts, prompts = zip(*distinct, strict=True)
-    tables, spans, library_spans = zip(*prompts, strict=True) if prompts[0] else ((), (), ())
     return torch.ops.vllm_fork.decoder_rows.default(
         x,
         *weights.arguments,
         positions,
         cos_sin,
         is_neox,
-        pages,
-        slots,
-        blocks,
-        starts,
-        stops,
-        firsts,
-        tables,
-        spans,
-        library_spans,
-        numbers,
         scale,
-        *at_once.products,
+        pages,
+        [one for place in distinct for one in place.tensors],
+        [place.first for place in distinct],
+        numbers,
+        at_once.products,
         at_once.activated,
     )

@@ -66,13 +66,14 @@ class PromptsTogether:
             [multiply(rows[begin:end], weight, bias) for multiply, begin, end in parts]
         )
 
-    def ways(self, runs: tuple[Run, ...], has_bias: bool, dtype: torch.dtype) -> list[int]:
+    def ways(
+        self, runs: tuple[Run, ...], has_bias: bool, dtype: torch.dtype
+    ) -> list[tuple[Way, int, int]]:
         """Return `parts` as `RowsAtOnce` has them; no other product must stand for `by_row`."""
         named = {self._by_row: Way.BY_ROW, self._whole: Way.BY_PARTS}
         return [
-            number
+            (named.get(multiply, Way.AT_ONCE), begin, end)
             for multiply, begin, end in self.parts(runs, has_bias, dtype)
-            for number in (named.get(multiply, Way.AT_ONCE), begin, end)
         ]
 
     def parts(self, runs: tuple[Run, ...], has_bias: bool, dtype: torch.dtype) -> list[Part]:
