@@ -6,6 +6,8 @@ import copy
 import json
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,11 +16,12 @@ from transformers import GenerationConfig, LlamaConfig
 
 from vllm.exceptions import VLLMValidationError
 from vllm.hf_compat.call.display import SAID_BY_BOTH
-from vllm.hf_compat.call.request import HFRequest
+from vllm.hf_compat.call.request import HFRequest, child_params
 from vllm.hf_compat.frontend import Frontend
 from vllm.hf_compat.server.body import BODY_KEY, take_body
 from vllm.hf_compat.server.openai import HFChatCompletionRequest, HFCompletionRequest
 from vllm.sampling_params import SamplingParams
+from vllm.v1.engine.parallel_sampling import ParentRequest
 
 pytestmark = pytest.mark.fast
 
@@ -253,3 +256,18 @@ def test_fields_that_no_body_has_checked(forged: Any) -> None:
     params.extra_args = {BODY_KEY: forged}
     with pytest.raises(VLLMValidationError, match=r"^generation_config.*: "):
         take_body(params)
+
+
+def test_each_of_several_sequences_has_its_row_of_the_batch() -> None:
+    """Whichever vLLM asks for first; and a request that is not hf_compat's is left to vLLM."""
+    params, request = resolve(do_sample=True, n=3, seed=5)
+    assert (params.n, params.seed, request.row, request.num_rows) == (3, None, 0, 3)
+    engine_request: Any = SimpleNamespace(request_id="id", external_req_id="id", params=params)
+    parent = ParentRequest(engine_request)
+    for index in (2, 0, 1):
+        name, child = parent.get_child_info(index)
+        own = HFRequest.of(child)
+        assert (name, child.n, own.row) == (f"{index}_id", 1, index)
+        assert replace(own, row=0) == request
+    assert HFRequest.of(params) == request
+    assert child_params(SamplingParams(n=2, seed=5), 1) is None

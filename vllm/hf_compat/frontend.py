@@ -250,7 +250,6 @@ class Frontend:
         else:
             self._set_eos(params, request.eos_token_ids)
         turn_off_processors(params)
-        HFRequest.number_children(params)
         one = copy.copy(params)
         one.n = 1
         one._verify_args()  # the engine does the same, and a failure there would stop it

@@ -1,4 +1,4 @@
-"""``vllm.renderers`` and ``vllm.v1.engine.input_processor``: prompts and their parameters."""
+"""``vllm.renderers`` and ``vllm.v1.engine``: prompts and their parameters."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.fork.requests import text_only
 from vllm.fork.requests.text_only import check_conversations, check_modalities
 from vllm.fork.requests.token_ids import check_token_ids
+from vllm.hf_compat.call.request import child_params
 from vllm.hf_compat.frontend import accept_params, frontend_for
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ __all__ = [
     "check_conversations",
     "check_inputs",
     "check_modalities",
+    "child_params",
     "frontend_for",
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -24,7 +25,8 @@ class HFRequest:
         prompt_len: number of prompt tokens, padding and embeddings included.
         max_length: prompt and new tokens together, at most.
         seed: of ``torch.manual_seed``; None draws as the worker's global generator says.
-        row: the place of this sequence in the HF batch whose generator it shares.
+        row: the place of this sequence in the HF batch whose generator it shares; of a prompt's
+            request, that of its first sequence (`child_params`).
         num_rows: rows of that batch; HF has ``num_return_sequences`` rows for each prompt.
         left_padding: how many padding tokens HF would have before the prompt in that batch.
         pad_token_id: of the padding.
@@ -99,18 +101,31 @@ class HFRequest:
         carried = (params.extra_args or {}).get(EXTRA_ARGS_KEY) if params is not None else None
         if params is None or not carried:
             return cls()
-        # `number_children` made vLLM count the sequences of one prompt in their seeds.
-        row = carried["row"] + (params.seed or 0)
-        return cls(**{**carried, "fields": PackedFields(carried["fields"]), "row": row})
+        return cls(**{**carried, "fields": PackedFields(carried["fields"])})
 
-    @staticmethod
-    def number_children(params: SamplingParams) -> None:
-        """Let the engine's request for each of ``params.n`` sequences know which one it is.
 
-        vLLM gives the i-th of them the seed of their parent plus i, and hf_compat has no other use
-        for the engine's seeds: the generator's is in `HFRequest.seed`.
-        """
-        params.seed = 0 if params.n > 1 else None
+def child_params(params: SamplingParams, index: int) -> SamplingParams | None:
+    """Return the parameters of one of the ``params.n`` sequences of a prompt, with its row.
+
+    vLLM gives all sequences the same parameters.
+
+    Args:
+        params: of the prompt.
+        index: of the sequence.
+
+    Returns:
+        None for a request that is not hf_compat's.
+    """
+    carried = (params.extra_args or {}).get(EXTRA_ARGS_KEY)
+    if not carried:
+        return None
+    own = copy(params)
+    own.n = 1
+    own.extra_args = {
+        **(params.extra_args or {}),
+        EXTRA_ARGS_KEY: {**carried, "row": carried["row"] + index},
+    }
+    return own
 
 
 _NAMES = [one.name for one in fields(HFRequest)]
