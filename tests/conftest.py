@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.durations import Durations
+from tests.durations import Durations, longest_first
 from tests.engines import MODEL, bundled_engine
 from tests.sizes import IS_LONG
 
@@ -43,14 +43,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave to the long run what is marked as long, and most cases of what is marked as `some`.
-
-    What takes minutes begins first, so that no process is alone with it at the end.
-    """
+    """Leave to the long run what is marked as long, and most cases of what is marked as `some`."""
     left = set() if IS_LONG else {*filter(is_long, items), *most_cases(items)}
     config.hook.pytest_deselected(items=[item for item in items if item in left])
     items[:] = [item for item in items if item not in left]
-    items.sort(key=lambda item: item.get_closest_marker("early") is None)
+    longest_first(items)
 
 
 def pytest_collection_finish() -> None:

@@ -1,7 +1,7 @@
-"""Keeps how long each test file took, in build/test-durations.txt: the longest first.
+"""How long each test file takes: a run keeps it in build/test-durations.txt, the longest first.
 
 What a run leaves out keeps the duration that it had. Fixtures count for the file that first needed
-them.
+them. Files that take long begin first, in the order of tests/durations.txt, a copy of that file.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 FILE = Path(__file__).parents[1] / "build" / "test-durations.txt"
+KNOWN = Path(__file__).with_name("durations.txt")
 
 
 class Durations:
@@ -35,6 +36,14 @@ class Durations:
         longest_first = sorted(kept.items(), key=lambda one: -one[1])
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._file.write_text("".join(f"{value:8.1f} s  {name}\n" for name, value in longest_first))
+
+
+def longest_first(items: list[pytest.Item]) -> None:
+    """Sort tests by what `KNOWN` has for their files, in place, so that no process of several is
+    alone with a long one at the end.
+    """
+    known = read_durations(KNOWN)
+    items.sort(key=lambda item: -known.get(item.nodeid.partition("::")[0], 0.0))
 
 
 def read_durations(file: Path) -> dict[str, float]:

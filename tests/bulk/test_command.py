@@ -24,8 +24,6 @@ from tests.server.conftest import CHAT_TEMPLATE, ENVIRONMENT
 from tests.sizes import size
 from vllm.bulk.output import journal_of, summary_of
 
-pytestmark = pytest.mark.early
-
 NUM_ROWS = size(40, 120)
 NUM_KILLS = size(1, 200)
 LIMIT_S = 300

@@ -26,8 +26,6 @@ from vllm.fork_kernels.portable.sampling import portable_draw, portable_filter
 if TYPE_CHECKING:
     from vllm import LLM
 
-pytestmark = pytest.mark.early
-
 NUM_TOKENS = 12
 
 COMMON: dict[str, Any] = {"deterministic": True, "dtype": "bfloat16", "max_model_len": 512}

@@ -31,6 +31,7 @@ def pin(plain_machine: None, repository: Path) -> Pin:
 
 
 # --- the decision --------------------------------------------------------------------------------
+@pytest.mark.some(2)
 @pytest.mark.parametrize("behaviour", ["answers", "slow"])
 @pytest.mark.parametrize("at_pypi", [True, False], ids=["PyPI has it", "PyPI has none"])
 def test_pytorchs_index_comes_before_pypi(
@@ -49,6 +50,7 @@ def test_pytorchs_index_comes_before_pypi(
     assert set(pytorch.asked) == {"torch"}  # nothing else is looked for there
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("behaviour", ["absent", "refuses", "hangs", "closed"])
 def test_else_pypis_build_serves_and_its_size_is_said(
     pin: Pin,
@@ -72,6 +74,7 @@ def test_else_pypis_build_serves_and_its_size_is_said(
     assert "VLLM_PYTORCH_INDEX_URL" in line
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("behaviour", ["answers", "absent", "refuses", "closed"])
 def test_if_nothing_is_there_one_sentence_says_both_ways_out(
     pin: Pin, pytorch: Index, behaviour: str

@@ -5,12 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 from tests.engines import ROOT
 from tests.server.conftest import ENVIRONMENT
-
-pytestmark = pytest.mark.early
 
 
 def test_the_demo() -> None:

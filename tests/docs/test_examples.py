@@ -11,8 +11,6 @@ import pytest
 from tests.docs.shared import Servers
 from tests.engines import ROOT
 
-pytestmark = pytest.mark.early
-
 SERVER = (
     "vllm serve models/tiny-python-llama --hf-compat --dtype float32 --served-model-name tiny "
     "--kv-cache-memory-bytes 268435456"

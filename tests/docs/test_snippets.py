@@ -22,8 +22,6 @@ from tests.docs.shared import HUB, Servers
 from tests.engines import MODEL, ROOT
 from tests.server.conftest import ENVIRONMENT
 
-pytestmark = pytest.mark.early
-
 NOT_RUN = "# not run: "
 """First line of Python that needs what is not here, and says what."""
 

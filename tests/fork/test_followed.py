@@ -38,7 +38,7 @@ def test_it_is_made_anew_of_another_parameter_and_without_one() -> None:
     assert followed.current == 1
     layer.weight = nn.Parameter(torch.zeros(2, 2))
     assert followed.current == 2
-    layer.bias = None
+    layer._parameters["bias"] = None
     assert [followed.current, followed.current] == [3, 3]
 
 

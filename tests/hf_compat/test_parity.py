@@ -14,8 +14,6 @@ from tests.reference import generate, prompt_ids, prompt_texts
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput
 
-pytestmark = pytest.mark.early
-
 
 def token_ids(outputs: list[RequestOutput]) -> list[list[int]]:
     return [list(output.outputs[0].token_ids) for output in outputs]

@@ -49,8 +49,6 @@ from vllm.hf_layers.engine.unlike_models import check_long_texts
 from vllm.hf_layers.layers.rotary import check_positions
 from vllm.model_executor.layers.rotary_embedding import get_rope
 
-pytestmark = pytest.mark.early
-
 _WINDOWS = {"use_sliding_window": True, "num_hidden_layers": 4}
 _TURNS = ["full_attention", "sliding_attention"] * 2
 _STABLELM_2 = {"qk_layernorm": True, "use_parallel_residual": True}

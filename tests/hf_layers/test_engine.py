@@ -29,8 +29,6 @@ from vllm import SamplingParams
 if TYPE_CHECKING:
     from vllm import LLM
 
-pytestmark = pytest.mark.early
-
 NUM_PROMPTS = size(12, 64)
 NUM_TOKENS = size(32, 96)
 

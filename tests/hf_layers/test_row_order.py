@@ -23,8 +23,6 @@ from vllm.hf_layers.products.single_row_products import (
     same_bits,
 )
 
-pytestmark = pytest.mark.early
-
 NEEDS_AVX512 = pytest.mark.skipif(
     not torch.cpu._is_avx512_supported(), reason="the operator is there with AVX-512 only"
 )
@@ -189,6 +187,7 @@ def test_place_is_part_of_a_layout() -> None:
     assert by_output(Conv1D(3, 5)).shape == (3, 5)
 
 
+@pytest.mark.long
 @NEEDS_AVX512
 @pytest.mark.skipif(not hasattr(library(), "mkl_serv_cpu_detect"), reason="PyTorch has no MKL")
 def test_orders_of_other_cpus() -> None:

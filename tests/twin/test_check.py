@@ -15,8 +15,6 @@ from vllm.hf_layers.definition.finding import Finding, noted_definition
 from vllm.twin import check, kept
 from vllm.twin.process import Answer, Task, examine_elsewhere
 
-pytestmark = pytest.mark.early
-
 SIZES = {
     "hidden_size": 128,
     "num_attention_heads": 4,

@@ -23,8 +23,6 @@ from vllm.hf_layers import replacement
 from vllm.model_executor.layers.attention import Attention
 from vllm.twin import examination, transformers_side
 
-pytestmark = pytest.mark.early
-
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
 
 

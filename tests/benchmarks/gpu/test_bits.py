@@ -21,8 +21,6 @@ from vllm.deterministic import self_check
 from vllm.deterministic.self_check import EXPECTED
 from vllm.fork_kernels.portable.product import portable_product
 
-pytestmark = pytest.mark.early
-
 
 def printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -21,8 +21,6 @@ from vllm.fork_kernels.portable.functions import Function, portable_gated
 from vllm.fork_kernels.portable.norm import portable_rms_norm
 from vllm.fork_kernels.portable.product import PackedWeight, pack_weight, portable_product
 
-pytestmark = pytest.mark.early
-
 SOURCE = Path(__file__).with_name("dependent_layer.cpp")
 
 # --- machine code --------------------------------------------------------------------------------
@@ -53,7 +51,7 @@ def name_of(kernel: str) -> str:
     return found[1]
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("source", sorted(KERNELS))
 def test_kernels_of_every_token_wait_first(source: str, shared_folder: Path) -> None:
     """Before that, they touch no memory of the GPU; products alone copy weights."""
@@ -70,7 +68,8 @@ def test_kernels_of_every_token_wait_first(source: str, shared_folder: Path) -> 
         assert LET_BEGIN not in kernels[name]
 
 
-@pytest.mark.parametrize("source", ["norm", "rotary"])
+@pytest.mark.some(1)
+@pytest.mark.parametrize("source", ["rotary", "norm"])
 def test_other_gpus_have_no_waits(source: str, shared_folder: Path) -> None:
     for code in machine_code(source, "sm_80", shared_folder).functions().values():
         assert not {WAIT, LET_BEGIN} & set(code)
@@ -205,7 +204,7 @@ def test_every_fault_has_its_place() -> None:
     assert not misplaced(FAULTS)
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_emulation_finds_faults(fault: str, tmp_path: Path, gpu: EmulatedProduct) -> None:
     library = layer_library(fault, tmp_path)

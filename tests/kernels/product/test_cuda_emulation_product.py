@@ -18,8 +18,6 @@ from vllm.fork_kernels.portable.product import (
     unpack_weight,
 )
 
-pytestmark = pytest.mark.early
-
 BY_WARP = (TensorCores.INT8, TensorCores.BFLOAT16)
 """What a warp can multiply with, for any number of rows."""
 
