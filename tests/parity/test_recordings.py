@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from tests.engines import MODEL, ROOT
-from vllm.parity import Setting, compare_recordings, record, recordings_html, terminal
+from vllm.parity import Setting, compare_recordings, html, record, terminal
 from vllm.parity.machine import machine
 from vllm.parity.recording import Recording
 from vllm.parity.recordings import RecordingsCompared, total_variation
@@ -69,7 +69,7 @@ def test_recordings_of_one_machine_are_equal(recorded: Path, copied: Path) -> No
     assert (found.num_equal_steps, found.num_steps) == (24, 24)
     assert (found.facts, found.max_logprob_difference, found.max_distance) == ({}, 0.0, 0.0)
     assert "answers equal: 3 of 3" in shown(found)
-    assert "Nowhere: all answers are equal." in recordings_html.page(found)
+    assert "Nowhere: all answers are equal." in html.recordings_page(found)
 
 
 def test_what_was_changed_is_told(recorded: Path, copied: Path) -> None:
@@ -98,7 +98,7 @@ def test_what_was_changed_is_told(recorded: Path, copied: Path) -> None:
     chosen = {one.chosen_by: one.token_id for one in parting.candidates if one.chosen_by}
     assert chosen == {"a": likeliest, "b": next_}
     assert len(parting.candidates) == 10
-    text, page = shown(found), recordings_html.page(found)
+    text, page = shown(found), html.recordings_page(found)
     for part in ("prompt 0, token 5 after", repr(found.token_texts[next_]), "another <b>", "avx2",
                  "answers equal: 2 of 3", "apart, at most 0.00% before it"):  # fmt: skip
         assert part in text, part

@@ -8,7 +8,7 @@
 * :mod:`.report` - all of it, as JSON.
 * :mod:`.recording` - answers of one machine, on file; :mod:`.machine` - what it is.
 * :mod:`.recordings` - those of two machines compared.
-* :mod:`.terminal`, :mod:`.html`, :mod:`.recordings_html` - for reading.
+* :mod:`.terminal`, :mod:`.html` - for reading; :mod:`.plots` - of the page.
 * :mod:`.cli` - the command.
 """
 

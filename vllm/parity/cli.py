@@ -51,14 +51,7 @@ def _run(words: list[str], args: argparse.Namespace) -> int:
     from rich.console import Console
     from transformers.utils import logging as transformers_logging
 
-    from vllm.parity import (
-        compare_recordings,
-        compare_with_hf,
-        html,
-        record,
-        recordings_html,
-        terminal,
-    )
+    from vllm.parity import compare_recordings, compare_with_hf, html, record, terminal
 
     transformers_logging.set_verbosity_error()
     console = Console()
@@ -72,7 +65,7 @@ def _run(words: list[str], args: argparse.Namespace) -> int:
         if args.json:
             args.json.write_text(compared.as_json() + "\n")
         if args.html:
-            args.html.write_text(recordings_html.page(compared))
+            args.html.write_text(html.recordings_page(compared))
         return 0
     if command == TWIN:
         return _run_twin(words[1:], args, console)
@@ -92,7 +85,7 @@ def _run(words: list[str], args: argparse.Namespace) -> int:
     if args.json:
         report.write(args.json)
     if args.html:
-        args.html.write_text(html.page(report))
+        args.html.write_text(html.report_page(report))
     return 0
 
 
