@@ -35,6 +35,7 @@ FLOORS_WITHIN: dict[str, Floors] = {
     "hf_layers": (
         {"report"},
         {"strict"},
+        {"inexact_settings"},
         {"replacement", "definition"},
         {"decoder"},
         {"layers", "attention"},

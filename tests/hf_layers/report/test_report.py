@@ -114,7 +114,7 @@ def test_on_gpus_attention_and_products_are_vllms(
     plain, _ = made("opt-125m")
     gpu = SimpleNamespace(is_cpu=lambda: False, device_name="NVIDIA H100")
     monkeypatch.setattr("vllm.hf_layers.report.layers.current_platform", gpu)
-    monkeypatch.setattr("vllm.hf_layers.strict.current_platform", gpu)
+    monkeypatch.setattr("vllm.hf_layers.inexact_settings.current_platform", gpu)
     reasons = of_vllm(report_of_model(plain, config))
     assert reasons["Attention"] == "attention on GPUs is vLLM's kernel"
     assert reasons["RowParallelLinear"] == "products on GPUs are vLLM's kernel"
