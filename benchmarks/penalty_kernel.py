@@ -155,9 +155,7 @@ def show(results: list[Result], title: str) -> None:
 
 def kernel_environment(device: torch.device) -> dict[str, object]:
     """What the numbers depend on, the kernel's own build included."""
-    compiled = library.load()
-    cpu_isa = torch.ops.vllm_fork.cpu_isa() if compiled else None
-    return {**environment(device), "compiled": compiled, "cpu_isa": cpu_isa}
+    return {**environment(device), "cpu_isa": library.cpu_isa()}
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -34,9 +34,7 @@ pytestmark = pytest.mark.long
 SOURCES = ("CMakeLists.txt", "cmake", "csrc", "distribution", "patches", "vllm", "setup.py",
            "pyproject.toml", "upstream.toml", "README.md", "LICENSE", "NOTICE")  # fmt: skip
 VERSION = "0.32.0+cpu.hf2"
-LOADED = (
-    "import vllm.fork_kernels.library as library; assert library.load(); print(library.__file__)"
-)
+LOADED = "import vllm.fork_kernels.library as library; print(library.__file__)"
 
 
 class Environment:

@@ -1,15 +1,16 @@
-"""The fork's compiled operators, and their torch implementations where no library is built.
+"""The fork's compiled operators.
 
-Importing this package loads the library and needs torch only, none of the engine.
+Importing this package loads the library and needs torch only, none of the engine; without the
+library it is an ImportError that says what to do.
 
 * :mod:`.logits` - seen tokens and the repetition penalty on them, and draws on CPU with a generator
-  for each request; their states, and the same operators in plain torch.
+  for each request; their states.
 * :mod:`.torch_order` - attention, products, norms and rotary embeddings with PyTorch's bits on CPU,
   for many requests at once.
 * :mod:`.portable` - operations whose bits are specified, in docs/numerics, and the same on every
   machine.
 * :mod:`.dependent_launches` - whether kernels of a GPU begin while the one before still runs.
-* :mod:`.library` - where the compiled library is found.
+* :mod:`.library` - finds and loads the compiled library.
 """
 
 from vllm.fork_kernels.logits.mt19937 import random_state, seeded_state

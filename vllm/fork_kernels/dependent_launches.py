@@ -26,6 +26,6 @@ def dependent_launches(device: torch.device | str) -> str:
         RuntimeError: the library has no kernels for the device.
     """
     device = torch.device(device)
-    if not library.load() or not library.has_kernel("dependent_launches", device):
+    if not library.has_kernel("dependent_launches", device):
         raise RuntimeError(f"the compiled operators have no kernels that {device} could launch.")
     return str(torch.ops.vllm_fork.dependent_launches(torch.empty(0, device=device)))

@@ -1,7 +1,6 @@
 """Finds and loads the compiled operators, ``_fork_C.abi3.so``."""
 
 import functools
-import logging
 import os
 from pathlib import Path
 
@@ -11,8 +10,6 @@ import torch
 LIBRARY_VARIABLE = "VLLM_FORK_LIBRARY"
 LIBRARY_NAME = "_fork_C.abi3.so"
 
-logger = logging.getLogger(__name__)
-
 
 def library_path() -> Path:
     """The path at which the compiled operators are expected."""
@@ -21,16 +18,13 @@ def library_path() -> Path:
 
 
 @functools.cache
-def load() -> bool:
+def load() -> None:
     """Load the compiled operators into ``torch.ops.vllm_fork``, once in a process.
 
-    Returns:
-        Whether they are there. If not, one warning has said why, and that the slower torch
-        implementation is used.
-
     Raises:
-        RuntimeError: The library is there, but ``VLLM_FORK_CPU_ISA`` asks for an instruction set
-            that this CPU lacks. That is a wrong setting, and not a reason to be slower in silence.
+        ImportError: the library is not there, or is none for this PyTorch; the sentence names it
+            and what builds it.
+        RuntimeError: ``VLLM_FORK_CPU_ISA`` asks for an instruction set that this CPU lacks.
     """
     path = library_path()
     try:
@@ -38,14 +32,19 @@ def load() -> bool:
             raise OSError(f"there is no file {path}")
         torch.ops.load_library(str(path))
     except OSError as error:
-        logger.warning(
-            "The compiled operators of this vLLM distribution are not available: %s. "
-            "The slower torch implementation is used.",
-            error,
-        )
-        return False
-    torch.ops.vllm_fork.cpu_isa()  # the choice is made here, and a wrong setting is found here
-    return True
+        reason = error.__cause__ or error
+        unset = f", or unset {LIBRARY_VARIABLE}" if LIBRARY_VARIABLE in os.environ else ""
+        raise ImportError(
+            f"This vLLM has no compiled operators ({reason}): build them with `pip install -e .` "
+            f"in its repository, or install its wheel again{unset}.",
+            path=str(path),
+        ) from None
+    cpu_isa()  # the choice is made here, and a wrong setting is found here
+
+
+def cpu_isa() -> str:
+    """Return the instruction set that the operators have on this CPU."""
+    return str(torch.ops.vllm_fork.cpu_isa())
 
 
 def has_kernel(name: str, device: torch.device) -> bool:

@@ -50,7 +50,7 @@ def machine() -> dict[str, str | int]:
     return {
         "cpu": _cpu_name(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "kernels": str(torch.ops.vllm_fork.cpu_isa()) if library.load() else "none",
+        "kernels": library.cpu_isa(),
         "threads": torch.get_num_threads(),
         **_gpu(),
         "torch": torch.__version__,

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
+from tests.kernels.logits import reference
 from vllm import fork_kernels
-from vllm.fork_kernels.logits import reference
 
 VOCABULARIES = (1, 31, 32, 33, 4096, 49953, 128256)
 PENALTIES = (0.5, 1.0, 1.05, 1.1, 1.2, 1.3, 2.0, 10.0)

@@ -96,11 +96,8 @@ def test_no_tokens() -> None:
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float32], ids=str)
-@pytest.mark.parametrize("has_library", [True, False])
-def test_keys_and_values(
-    dtype: torch.dtype, has_library: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rounded_layers, "_has_operators", has_library)
+@pytest.mark.parametrize("append", [append_to_pages, rounded_layers._append_elsewhere])
+def test_keys_and_values(dtype: torch.dtype, append: Callable[..., None]) -> None:
     together = numbers(9, KV_HEADS, 2 * SIZE + 8, dtype=dtype)
     key, value = together[..., :SIZE], together[..., SIZE : 2 * SIZE + 8]
     pages = numbers(5, 4, KV_HEADS, 2 * SIZE + 8, dtype=dtype, seed=1).transpose(1, 2)
@@ -110,7 +107,7 @@ def test_keys_and_values(
         if slot >= 0:
             expected[slot // 4, :, slot % 4, :SIZE] = key[token]
             expected[slot // 4, :, slot % 4, SIZE:] = value[token]
-    append_to_pages(pages, key, value, slots)
+    append(pages, key, value, slots)
     assert_same(pages, expected)
 
 

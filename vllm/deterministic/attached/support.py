@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from vllm.fork_kernels import library
 from vllm.fork_kernels.portable.product import has_kernels
 
 from ..refusal import attach_refusal as refusal
@@ -25,7 +24,6 @@ def check_model(model: Any, *, training: bool = False) -> None:
         TypeError: `model` is no ``PreTrainedModel``.
         ValueError: it is attached already, in training, quantised, neither bfloat16 nor float16, on
             several devices or on one without kernels, or has latent attention or an encoder.
-        RuntimeError: the compiled operators are not there.
     """
     if not isinstance(model, PreTrainedModel):
         order = " Attach the model first, and then call get_peft_model." if training else ""
@@ -37,8 +35,6 @@ def check_model(model: Any, *, training: bool = False) -> None:
             type(model).__name__,
             "PEFT has put adapters on it: attach the model first, and then call get_peft_model",
         )
-    if not library.load():
-        raise RuntimeError("deterministic mode needs the fork's compiled operators.")
     name = type(model).__name__
     if model.config._attn_implementation in (NAME, NAME_IN_TRAINING):
         raise refusal(name, "it already has the kernels")

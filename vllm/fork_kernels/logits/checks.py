@@ -1,15 +1,15 @@
 """The checks of ``csrc/bindings/checks.cpp`` for tensors that no compiled kernel sees.
 
-They guard the torch implementations, and tell torch.compile at trace time what the compiled
-operators would say at run time. Each failure is a ``RuntimeError`` of one sentence.
+They tell torch.compile at trace time what the compiled operators would say at run time. Each
+failure is a ``RuntimeError`` of one sentence.
 """
 
 from collections.abc import Sequence
 
 import torch
 
-from vllm.fork_kernels.logits.mask import TOKENS_PER_WORD, num_mask_words
-from vllm.fork_kernels.logits.mt19937 import MAX_POSITION, NUM_WORDS, STATE_WORDS
+from vllm.fork_kernels.logits.mask import num_mask_words
+from vllm.fork_kernels.logits.mt19937 import STATE_WORDS
 
 MARK = "mark_seen_tokens"
 APPLY = "apply_repetition_penalty"
@@ -22,19 +22,6 @@ def mark_seen_tokens(seen: torch.Tensor, slots: torch.Tensor, token_ids: torch.T
     _check_vector(MARK, "slots", slots, [torch.int32], seen.device)
     _check_vector(MARK, "token_ids", token_ids, [torch.int32, torch.int64], seen.device)
     _check_length(MARK, "token_ids", token_ids, slots.shape[0], "slots")
-
-
-def mark_seen_tokens_values(
-    seen: torch.Tensor, slots: torch.Tensor, token_ids: torch.Tensor
-) -> None:
-    """Check that every entry that is no placeholder has its place in ``seen``."""
-    num_slots, num_words = seen.shape
-    num_tokens = num_words * TOKENS_PER_WORD
-    is_real = (slots >= 0) & (token_ids >= 0)
-    if bool((is_real & (slots >= num_slots)).any()):
-        raise RuntimeError(f"{MARK}: slots must be below {num_slots}, the number of rows of seen.")
-    if bool((is_real & (token_ids >= num_tokens)).any()):
-        raise RuntimeError(f"{MARK}: token_ids must be below {num_tokens}, the room in seen.")
 
 
 def apply_repetition_penalty(
@@ -61,17 +48,6 @@ def apply_repetition_penalty(
     _check_length(APPLY, "penalties", penalties, rows, "rows of logits")
 
 
-def apply_repetition_penalty_values(
-    seen: torch.Tensor, slots: torch.Tensor, penalties: torch.Tensor
-) -> None:
-    """Check that every row that is penalized has its slot and a positive penalty."""
-    num_slots = seen.shape[0]
-    if bool((slots >= num_slots).any()):
-        raise RuntimeError(f"{APPLY}: slots must be below {num_slots}, the number of rows of seen.")
-    if bool(((slots >= 0) & ~(penalties > 0)).any()):
-        raise RuntimeError(f"{APPLY}: penalties must be above 0.")
-
-
 def draw_tokens(
     probs: torch.Tensor, states: torch.Tensor, slots: torch.Tensor, offsets: torch.Tensor
 ) -> None:
@@ -89,47 +65,6 @@ def draw_tokens(
     _check_length(DRAW, "slots", slots, probs.shape[0], "rows of probs")
     _check_vector(DRAW, "offsets", offsets, [torch.int64], states.device)
     _check_length(DRAW, "offsets", offsets, probs.shape[0], "rows of probs")
-
-
-def draw_tokens_values(
-    order: Sequence[int],
-    states: torch.Tensor,
-    slots: Sequence[int],
-    offsets: Sequence[int],
-    vocab_size: int,
-) -> None:
-    """Check that every row that draws has a state, and numbers of its own.
-
-    Args:
-        order: the rows that draw, those of one state together and in the order of their numbers.
-        states: as in ``draw_tokens``.
-        slots: likewise.
-        offsets: likewise.
-        vocab_size: the numbers of a row.
-    """
-    num_states = states.shape[0]
-    first_free: dict[int, int] = {}
-    for row in order:
-        slot, offset = slots[row], offsets[row]
-        if slot >= num_states:
-            raise RuntimeError(f"{DRAW}: slots[{row}] is {slot}, but states has {num_states} rows.")
-        if offset < first_free.get(slot, 0):
-            raise RuntimeError(
-                f"{DRAW}: offsets[{row}] is {offset}, but the numbers before "
-                f"{first_free.get(slot, 0)} are behind its state or another row's."
-            )
-        first_free[slot] = offset + vocab_size
-        position = int(states[slot, NUM_WORDS])
-        if not 1 <= position <= MAX_POSITION:
-            raise RuntimeError(
-                f"{DRAW}: states[{slot}] must have a position in 1..{MAX_POSITION}, "
-                f"but has {position}."
-            )
-
-
-def can_look_at_values(tensor: torch.Tensor) -> bool:
-    """Whether values can be checked: on CPU, where that needs no wait, and not while tracing."""
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _check_logits(logits: torch.Tensor) -> None:

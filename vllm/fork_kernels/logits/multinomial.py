@@ -9,28 +9,22 @@ A batch keeps its generators as rows of a tensor ``states``, int32 [num_states, 
 :mod:`.mt19937`.
 """
 
-from collections.abc import Callable
-
 import torch
 
 from vllm.fork_kernels import library
-from vllm.fork_kernels.logits import checks, reference
+from vllm.fork_kernels.logits import checks
 
 __all__ = ["draw_tokens"]
 
-# Chosen here, once, and not per call.
-_draw_tokens: Callable[..., torch.Tensor]
-if library.load():
-    _draw_tokens = torch.ops.vllm_fork.draw_tokens.default
+library.load()
 
-    @torch.library.register_fake("vllm_fork::draw_tokens")
-    def _(
-        probs: torch.Tensor, states: torch.Tensor, slots: torch.Tensor, offsets: torch.Tensor
-    ) -> torch.Tensor:
-        checks.draw_tokens(probs, states, slots, offsets)
-        return probs.new_empty(probs.shape[0], dtype=torch.int64)
-else:
-    _draw_tokens = reference.draw_tokens
+
+@torch.library.register_fake("vllm_fork::draw_tokens")
+def _(
+    probs: torch.Tensor, states: torch.Tensor, slots: torch.Tensor, offsets: torch.Tensor
+) -> torch.Tensor:
+    checks.draw_tokens(probs, states, slots, offsets)
+    return probs.new_empty(probs.shape[0], dtype=torch.int64)
 
 
 def draw_tokens(
@@ -61,4 +55,4 @@ def draw_tokens(
             a state is out of range, or an offset is negative or among another row's numbers. No
             state is changed then.
     """
-    return _draw_tokens(probs, states, slots, offsets)
+    return torch.ops.vllm_fork.draw_tokens.default(probs, states, slots, offsets)

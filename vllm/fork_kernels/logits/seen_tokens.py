@@ -10,12 +10,11 @@ at first; a request owns a row, its slot, for as long as it runs.
 """
 
 import enum
-from collections.abc import Callable
 
 import torch
 
 from vllm.fork_kernels import library
-from vllm.fork_kernels.logits import checks, reference
+from vllm.fork_kernels.logits import checks
 from vllm.fork_kernels.logits.mask import num_mask_words
 
 __all__ = [
@@ -51,20 +50,10 @@ def hf_division_rule(device: torch.device) -> DivisionRule:
     return DivisionRule.RECIPROCAL if device.type == "cuda" else DivisionRule.DIVIDE
 
 
-# Chosen here, once, and not per call.
-_mark_seen_tokens: Callable[..., None]
-_apply_repetition_penalty: Callable[..., None]
-if library.load():
-    _mark_seen_tokens = torch.ops.vllm_fork.mark_seen_tokens.default
-    _apply_repetition_penalty = torch.ops.vllm_fork.apply_repetition_penalty.default
-    # Both change an argument and return nothing, so all that tracing needs of them is the checks.
-    torch.library.register_fake("vllm_fork::mark_seen_tokens")(checks.mark_seen_tokens)
-    torch.library.register_fake("vllm_fork::apply_repetition_penalty")(
-        checks.apply_repetition_penalty
-    )
-else:
-    _mark_seen_tokens = reference.mark_seen_tokens
-    _apply_repetition_penalty = reference.apply_repetition_penalty
+library.load()
+# Both change an argument and return nothing, so all that tracing needs of them is the checks.
+torch.library.register_fake("vllm_fork::mark_seen_tokens")(checks.mark_seen_tokens)
+torch.library.register_fake("vllm_fork::apply_repetition_penalty")(checks.apply_repetition_penalty)
 
 
 def mark_seen_tokens(seen: torch.Tensor, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
@@ -85,7 +74,7 @@ def mark_seen_tokens(seen: torch.Tensor, slots: torch.Tensor, token_ids: torch.T
         RuntimeError: A dtype, shape, device or layout is none of these, or, on CPU, an entry has no
             place.
     """
-    _mark_seen_tokens(seen, slots, token_ids)
+    torch.ops.vllm_fork.mark_seen_tokens.default(seen, slots, token_ids)
 
 
 def apply_repetition_penalty(
@@ -117,4 +106,6 @@ def apply_repetition_penalty(
             penalty is out of range.
     """
     rule = rule or hf_division_rule(logits.device)
-    _apply_repetition_penalty(logits, seen, slots, penalties, rule is DivisionRule.RECIPROCAL)
+    torch.ops.vllm_fork.apply_repetition_penalty.default(
+        logits, seen, slots, penalties, rule is DivisionRule.RECIPROCAL
+    )

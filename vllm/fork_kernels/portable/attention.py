@@ -23,29 +23,29 @@ __all__ = [
 TILE_TOKENS = 16
 """Cache blocks hold a multiple of this many tokens."""
 
-if library.load():
+library.load()
 
-    @torch.library.register_fake("vllm_fork::portable_append")
-    def _(
-        keys: torch.Tensor, values: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor
-    ) -> None:
-        return None
 
-    @torch.library.register_fake("vllm_fork::portable_attention")
-    def _(
-        query: torch.Tensor,
-        cache: torch.Tensor,
-        pages: torch.Tensor,
-        query_starts: torch.Tensor,
-        lengths: torch.Tensor,
-        scale: float,
-        window: int,
-        soft_cap: float,
-        slopes: torch.Tensor | None,
-        sinks: torch.Tensor | None,
-        result: torch.Tensor,
-    ) -> None:
-        return None
+@torch.library.register_fake("vllm_fork::portable_append")
+def _(keys: torch.Tensor, values: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
+    return None
+
+
+@torch.library.register_fake("vllm_fork::portable_attention")
+def _(
+    query: torch.Tensor,
+    cache: torch.Tensor,
+    pages: torch.Tensor,
+    query_starts: torch.Tensor,
+    lengths: torch.Tensor,
+    scale: float,
+    window: int,
+    soft_cap: float,
+    slopes: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    result: torch.Tensor,
+) -> None:
+    return None
 
 
 def attention_cache_shape(

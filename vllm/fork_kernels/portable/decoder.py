@@ -21,11 +21,12 @@ __all__ = [
     "portable_decoder_layers",
 ]
 
-if library.load():
+library.load()
 
-    @torch.library.register_fake("vllm_fork::portable_decoder_layers")
-    def _(x: torch.Tensor, *_: object) -> torch.Tensor:
-        return torch.empty_like(x)
+
+@torch.library.register_fake("vllm_fork::portable_decoder_layers")
+def _(x: torch.Tensor, *_: object) -> torch.Tensor:
+    return torch.empty_like(x)
 
 
 class DecoderSizes(NamedTuple):

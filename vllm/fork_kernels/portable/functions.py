@@ -36,15 +36,17 @@ class Function(enum.StrEnum):
     """The approximation of GELU by a hyperbolic tangent."""
 
 
-if library.load():
+library.load()
 
-    @torch.library.register_fake("vllm_fork::portable_map")
-    def _(x: torch.Tensor, function: str) -> torch.Tensor:
-        return torch.empty_like(x)
 
-    @torch.library.register_fake("vllm_fork::portable_gated")
-    def _(x: torch.Tensor, function: str) -> torch.Tensor:
-        return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+@torch.library.register_fake("vllm_fork::portable_map")
+def _(x: torch.Tensor, function: str) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.register_fake("vllm_fork::portable_gated")
+def _(x: torch.Tensor, function: str) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
 
 
 def portable_map(

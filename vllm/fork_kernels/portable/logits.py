@@ -10,23 +10,26 @@ from vllm.fork_kernels import library
 
 __all__ = ["portable_argmax", "portable_log_softmax", "portable_top_k"]
 
-if library.load():
+library.load()
 
-    @torch.library.register_fake("vllm_fork::portable_log_softmax")
-    def _(logits: torch.Tensor) -> torch.Tensor:
-        return logits.new_empty(logits.shape, dtype=torch.float32)
 
-    @torch.library.register_fake("vllm_fork::portable_argmax")
-    def _(logits: torch.Tensor) -> torch.Tensor:
-        return logits.new_empty(logits.shape[0], dtype=torch.int64)
+@torch.library.register_fake("vllm_fork::portable_log_softmax")
+def _(logits: torch.Tensor) -> torch.Tensor:
+    return logits.new_empty(logits.shape, dtype=torch.float32)
 
-    @torch.library.register_fake("vllm_fork::portable_top_k")
-    def _(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-        shape = (logits.shape[0], k)
-        return (
-            logits.new_empty(shape, dtype=torch.float32),
-            logits.new_empty(shape, dtype=torch.int64),
-        )
+
+@torch.library.register_fake("vllm_fork::portable_argmax")
+def _(logits: torch.Tensor) -> torch.Tensor:
+    return logits.new_empty(logits.shape[0], dtype=torch.int64)
+
+
+@torch.library.register_fake("vllm_fork::portable_top_k")
+def _(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = (logits.shape[0], k)
+    return (
+        logits.new_empty(shape, dtype=torch.float32),
+        logits.new_empty(shape, dtype=torch.int64),
+    )
 
 
 def portable_log_softmax(logits: torch.Tensor) -> torch.Tensor:

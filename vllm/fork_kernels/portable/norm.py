@@ -13,19 +13,20 @@ from vllm.fork_kernels.portable.product import PackedWeight
 
 __all__ = ["portable_layer_norm", "portable_rms_norm"]
 
-if library.load():
+library.load()
 
-    @torch.library.register_fake("vllm_fork::portable_norm")
-    def _(
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        epsilon: float,
-        weight_offset: float,
-        is_centred: bool,
-    ) -> torch.Tensor:
-        return torch.empty_like(x)
+
+@torch.library.register_fake("vllm_fork::portable_norm")
+def _(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    epsilon: float,
+    weight_offset: float,
+    is_centred: bool,
+) -> torch.Tensor:
+    return torch.empty_like(x)
 
 
 def portable_rms_norm(

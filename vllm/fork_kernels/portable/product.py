@@ -50,47 +50,53 @@ MOST_SEGMENTS = 8
 
 _SURELY_PACKED = 2.0**28  # below it a number is, equalised by at most 2^16, no reason to refuse
 
-if library.load():
+library.load()
 
-    @torch.library.register_fake("vllm_fork::channel_statistics")
-    def _(weight: torch.Tensor) -> torch.Tensor:
-        return weight.new_empty(weight.shape[1], dtype=torch.int64)
 
-    @torch.library.register_fake("vllm_fork::equalising_exponents")
-    def _(statistics: torch.Tensor) -> torch.Tensor:
-        return statistics.new_empty(statistics.shape[0], dtype=torch.int8)
+@torch.library.register_fake("vllm_fork::channel_statistics")
+def _(weight: torch.Tensor) -> torch.Tensor:
+    return weight.new_empty(weight.shape[1], dtype=torch.int64)
 
-    @torch.library.register_fake("vllm_fork::repack_weight")
-    def _(
-        packed: torch.Tensor, weight: torch.Tensor, exponents: torch.Tensor | None, segments: int
-    ) -> None:
-        return None
 
-    @torch.library.register_fake("vllm_fork::unpack_weight")
-    def _(
-        packed: torch.Tensor,
-        exponents: torch.Tensor | None,
-        outputs: int,
-        inputs: int,
-        segments: int,
-    ) -> torch.Tensor:
-        return packed.new_empty(outputs, inputs, dtype=torch.float32)
+@torch.library.register_fake("vllm_fork::equalising_exponents")
+def _(statistics: torch.Tensor) -> torch.Tensor:
+    return statistics.new_empty(statistics.shape[0], dtype=torch.int8)
 
-    @torch.library.register_fake("vllm_fork::portable_product")
-    def _(
-        x: torch.Tensor,
-        packed: torch.Tensor,
-        exponents: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        outputs: int,
-        segments: int,
-        dtype: torch.dtype,
-    ) -> torch.Tensor:
-        return x.new_empty(x.shape[0], outputs, dtype=dtype)
 
-    @torch.library.register_fake("vllm_fork::sum_partials")
-    def _(partials: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-        return partials.new_empty(partials.shape[1:], dtype=dtype)
+@torch.library.register_fake("vllm_fork::repack_weight")
+def _(
+    packed: torch.Tensor, weight: torch.Tensor, exponents: torch.Tensor | None, segments: int
+) -> None:
+    return None
+
+
+@torch.library.register_fake("vllm_fork::unpack_weight")
+def _(
+    packed: torch.Tensor,
+    exponents: torch.Tensor | None,
+    outputs: int,
+    inputs: int,
+    segments: int,
+) -> torch.Tensor:
+    return packed.new_empty(outputs, inputs, dtype=torch.float32)
+
+
+@torch.library.register_fake("vllm_fork::portable_product")
+def _(
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    exponents: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    outputs: int,
+    segments: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    return x.new_empty(x.shape[0], outputs, dtype=dtype)
+
+
+@torch.library.register_fake("vllm_fork::sum_partials")
+def _(partials: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    return partials.new_empty(partials.shape[1:], dtype=dtype)
 
 
 def has_kernels(device: torch.device) -> bool:

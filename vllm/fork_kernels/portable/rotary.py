@@ -11,21 +11,22 @@ from vllm.fork_kernels import library
 
 __all__ = ["portable_rotate", "rotary_frequencies", "rotary_table"]
 
-if library.load():
+library.load()
 
-    @torch.library.register_fake("vllm_fork::portable_rotary_frequencies")
-    def _(size: int, base: float) -> torch.Tensor:
-        return torch.empty(size // 2)
 
-    @torch.library.register_fake("vllm_fork::portable_rotary_table")
-    def _(frequencies: torch.Tensor, positions: int, scale: float) -> torch.Tensor:
-        return frequencies.new_empty(positions, 2 * frequencies.shape[0])
+@torch.library.register_fake("vllm_fork::portable_rotary_frequencies")
+def _(size: int, base: float) -> torch.Tensor:
+    return torch.empty(size // 2)
 
-    @torch.library.register_fake("vllm_fork::portable_rotate")
-    def _(
-        x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, is_interleaved: bool
-    ) -> None:
-        return None
+
+@torch.library.register_fake("vllm_fork::portable_rotary_table")
+def _(frequencies: torch.Tensor, positions: int, scale: float) -> torch.Tensor:
+    return frequencies.new_empty(positions, 2 * frequencies.shape[0])
+
+
+@torch.library.register_fake("vllm_fork::portable_rotate")
+def _(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, is_interleaved: bool) -> None:
+    return None
 
 
 def rotary_frequencies(size: int, base: float = 10000.0) -> torch.Tensor:

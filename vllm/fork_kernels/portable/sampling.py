@@ -11,21 +11,23 @@ from vllm.fork_kernels import library
 
 __all__ = ["portable_draw", "portable_filter"]
 
-if library.load():
+library.load()
 
-    @torch.library.register_fake("vllm_fork::portable_filter")
-    def _(
-        logits: torch.Tensor,
-        temperatures: torch.Tensor,
-        top_k: torch.Tensor,
-        top_p: torch.Tensor,
-        min_p: torch.Tensor,
-    ) -> torch.Tensor:
-        return logits.new_empty(logits.shape, dtype=torch.float32)
 
-    @torch.library.register_fake("vllm_fork::portable_draw")
-    def _(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        return logits.new_empty(logits.shape[0], dtype=torch.int64)
+@torch.library.register_fake("vllm_fork::portable_filter")
+def _(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+) -> torch.Tensor:
+    return logits.new_empty(logits.shape, dtype=torch.float32)
+
+
+@torch.library.register_fake("vllm_fork::portable_draw")
+def _(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    return logits.new_empty(logits.shape[0], dtype=torch.int64)
 
 
 def portable_filter(

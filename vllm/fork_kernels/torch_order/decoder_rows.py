@@ -28,11 +28,12 @@ __all__ = [
     "decoder_rows",
 ]
 
-if library.load():
+library.load()
 
-    @torch.library.register_fake("vllm_fork::decoder_rows")
-    def _(x: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
-        return x.new_empty(x.shape), x.new_empty(x.shape)
+
+@torch.library.register_fake("vllm_fork::decoder_rows")
+def _(x: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
 class Prompts(NamedTuple):

@@ -18,18 +18,17 @@ from vllm.fork_kernels import library
 
 __all__ = ["Range", "Step", "SumOrder", "has_ordered_products", "ordered_products"]
 
-_is_there = library.load() and torch.ops.vllm_fork.has_ordered_products()
-
 MOST_SUMS = 32
 """That a `SumOrder` may have at once."""
 
-if library.load():
+library.load()
 
-    @torch.library.register_fake("vllm_fork::ordered_products")
-    def _(
-        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, order: torch.Tensor
-    ) -> torch.Tensor:
-        return x.new_empty(x.shape[0], weight.shape[0])
+
+@torch.library.register_fake("vllm_fork::ordered_products")
+def _(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, order: torch.Tensor
+) -> torch.Tensor:
+    return x.new_empty(x.shape[0], weight.shape[0])
 
 
 class Step(NamedTuple):
@@ -96,7 +95,11 @@ class SumOrder:
 
 def has_ordered_products(weight: torch.Tensor) -> bool:
     """Whether the operator takes a weight: float32 on a CPU with AVX-512."""
-    return _is_there and weight.device.type == "cpu" and weight.dtype == torch.float32
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype == torch.float32
+        and torch.ops.vllm_fork.has_ordered_products()
+    )
 
 
 def ordered_products(

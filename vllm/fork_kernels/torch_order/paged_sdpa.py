@@ -11,30 +11,30 @@ from vllm.fork_kernels import library
 __all__ = ["has_paged_sdpa", "has_token_attention", "paged_sdpa"]
 
 _COLUMNS = 16
-_is_there = library.load()
 
-if _is_there:
+library.load()
 
-    @torch.library.register_fake("vllm_fork::paged_sdpa")
-    def _(
-        query: torch.Tensor,
-        pages: torch.Tensor,
-        blocks: torch.Tensor,
-        starts: torch.Tensor,
-        stops: torch.Tensor,
-        key_size: int,
-        scale: float | None,
-        enable_gqa: bool,
-        thread_per_request: bool,
-        in_one: bool,
-        order: torch.Tensor | None,
-    ) -> torch.Tensor:
-        return query.new_empty(query.shape[0], 1, query.shape[1], pages.shape[3] - key_size)
+
+@torch.library.register_fake("vllm_fork::paged_sdpa")
+def _(
+    query: torch.Tensor,
+    pages: torch.Tensor,
+    blocks: torch.Tensor,
+    starts: torch.Tensor,
+    stops: torch.Tensor,
+    key_size: int,
+    scale: float | None,
+    enable_gqa: bool,
+    thread_per_request: bool,
+    in_one: bool,
+    order: torch.Tensor | None,
+) -> torch.Tensor:
+    return query.new_empty(query.shape[0], 1, query.shape[1], pages.shape[3] - key_size)
 
 
 def has_paged_sdpa(device: torch.device) -> bool:
     """Whether the operator is there for tensors of a device."""
-    return _is_there and device.type == "cpu"
+    return device.type == "cpu"
 
 
 def has_token_attention(query: torch.Tensor, pages: torch.Tensor) -> bool:

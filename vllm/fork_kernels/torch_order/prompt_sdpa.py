@@ -11,23 +11,22 @@ from vllm.fork_kernels import library
 
 __all__ = ["has_prompt_order", "prompt_sdpa"]
 
-_has_operator = library.load()
+library.load()
 
-if _has_operator:
 
-    @torch.library.register_fake("vllm_fork::prompt_sdpa")
-    def _(
-        query: torch.Tensor,
-        pages: torch.Tensor,
-        blocks: torch.Tensor,
-        spans: torch.Tensor,
-        key_size: int,
-        scale: float | None,
-        enable_gqa: bool,
-        in_one: bool,
-        result: torch.Tensor,
-    ) -> None:
-        return None
+@torch.library.register_fake("vllm_fork::prompt_sdpa")
+def _(
+    query: torch.Tensor,
+    pages: torch.Tensor,
+    blocks: torch.Tensor,
+    spans: torch.Tensor,
+    key_size: int,
+    scale: float | None,
+    enable_gqa: bool,
+    in_one: bool,
+    result: torch.Tensor,
+) -> None:
+    return None
 
 
 def has_prompt_order(length: int, head_size: int, dtype: torch.dtype) -> bool:
@@ -39,8 +38,7 @@ def has_prompt_order(length: int, head_size: int, dtype: torch.dtype) -> bool:
         dtype: of all.
     """
     return (
-        _has_operator
-        and dtype in (torch.bfloat16, torch.float16)
+        dtype in (torch.bfloat16, torch.float16)
         and head_size % 16 == 0
         and head_size <= 192
         and torch.ops.vllm_fork.has_prompt_order(length)

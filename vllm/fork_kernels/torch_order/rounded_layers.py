@@ -16,44 +16,42 @@ __all__ = [
     "silu_and_mul_rounded",
 ]
 
-_has_operators = library.load()
+library.load()
 
-if _has_operators:
 
-    @torch.library.register_fake("vllm_fork::rotate_rounded")
-    def _(
-        positions: torch.Tensor,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        cos_sin: torch.Tensor,
-        head_size: int,
-        is_neox: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return query.new_empty(query.shape), key.new_empty(key.shape)
+@torch.library.register_fake("vllm_fork::rotate_rounded")
+def _(
+    positions: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    cos_sin: torch.Tensor,
+    head_size: int,
+    is_neox: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return query.new_empty(query.shape), key.new_empty(key.shape)
 
-    @torch.library.register_fake("vllm_fork::rms_norm_rounded")
-    def _(
-        x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, epsilon: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return x.new_empty(x.shape), x.new_empty(0 if residual is None else len(x), x.shape[1])
 
-    @torch.library.register_fake("vllm_fork::silu_and_mul_rounded")
-    def _(x: torch.Tensor) -> torch.Tensor:
-        return x.new_empty(x.shape[0], x.shape[1] // 2)
+@torch.library.register_fake("vllm_fork::rms_norm_rounded")
+def _(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.new_empty(x.shape), x.new_empty(0 if residual is None else len(x), x.shape[1])
 
-    @torch.library.register_fake("vllm_fork::append_to_pages")
-    def _(pages: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
-        return None
+
+@torch.library.register_fake("vllm_fork::silu_and_mul_rounded")
+def _(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.shape[0], x.shape[1] // 2)
+
+
+@torch.library.register_fake("vllm_fork::append_to_pages")
+def _(pages: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+    return None
 
 
 def has_rounded_layers(x: torch.Tensor) -> bool:
     """Whether the operators take rows."""
-    return (
-        _has_operators
-        and x.dim() == 2
-        and x.device.type == "cpu"
-        and x.dtype in (torch.bfloat16, torch.float16)
-    )
+    is_narrow = x.dtype in (torch.bfloat16, torch.float16)
+    return x.dim() == 2 and x.device.type == "cpu" and is_narrow
 
 
 def rotate_rounded(
@@ -146,9 +144,16 @@ def append_to_pages(
     Raises:
         RuntimeError: a shape, a dtype or a slot is wrong; nothing is written then.
     """
-    if _has_operators and pages.device.type == "cpu":
+    if pages.device.type == "cpu":
         torch.ops.vllm_fork.append_to_pages.default(pages, key, value, slots)
-        return
+    else:
+        _append_elsewhere(pages, key, value, slots)
+
+
+def _append_elsewhere(
+    pages: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor
+) -> None:
+    """The same on devices for which there is no operator."""
     has_place = slots >= 0
     blocks, places = slots[has_place] // pages.shape[2], slots[has_place] % pages.shape[2]
     rows = torch.cat((key, value), dim=-1)[: len(slots)]

@@ -17,16 +17,13 @@ ATEN = 0
 """The order of PyTorch's own kernel (``bf16_gemv_trans``, ``fp16_gemv_trans``)."""
 
 _BLOCKS = (512, 1024, 256, 2048)
-_has_aten = library.load() and torch.ops.vllm_fork.has_row_products()
-_has_chains = library.load() and torch.ops.vllm_fork.has_row_chains()
 
-if library.load():
+library.load()
 
-    @torch.library.register_fake("vllm_fork::row_products")
-    def _(
-        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, block: int
-    ) -> torch.Tensor:
-        return x.new_empty(x.shape[0], weight.shape[0])
+
+@torch.library.register_fake("vllm_fork::row_products")
+def _(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, block: int) -> torch.Tensor:
+    return x.new_empty(x.shape[0], weight.shape[0])
 
 
 def row_orders(weight: torch.Tensor) -> tuple[int, ...]:
@@ -41,9 +38,9 @@ def row_orders(weight: torch.Tensor) -> tuple[int, ...]:
     """
     if weight.device.type != "cpu" or weight.dtype not in (torch.bfloat16, torch.float16):
         return ()
-    has_chains = _has_chains and weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0
-    aten = (ATEN,) if _has_aten else ()
-    return aten + (_BLOCKS if has_chains else ())
+    is_paired = weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0
+    aten = (ATEN,) if torch.ops.vllm_fork.has_row_products() else ()
+    return aten + (_BLOCKS if is_paired and torch.ops.vllm_fork.has_row_chains() else ())
 
 
 def row_products(

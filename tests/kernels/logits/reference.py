@@ -1,18 +1,19 @@
-"""The operators in plain torch: same bits, slower.
-
-They serve where the compiled library is missing, and the library is tested against them. Those on
-seen tokens are for every device. Apart from the checks of values on CPU, nothing in them copies to
-the host or has a shape that depends on values, so they can be traced by torch.compile and captured
-in a CUDA graph.
-"""
+"""The operators on logits in plain torch, for every device: what the compiled ones are held to."""
 
 import itertools
+from collections.abc import Sequence
 
 import torch
 
 from vllm.fork_kernels.logits import checks
+from vllm.fork_kernels.logits.checks import APPLY, DRAW, MARK
 from vllm.fork_kernels.logits.mask import TOKENS_PER_WORD
-from vllm.fork_kernels.logits.mt19937 import read_generator, write_generator
+from vllm.fork_kernels.logits.mt19937 import (
+    MAX_POSITION,
+    NUM_WORDS,
+    read_generator,
+    write_generator,
+)
 
 _SKIPPED_AT_ONCE = 1 << 16
 
@@ -22,8 +23,8 @@ def mark_seen_tokens(seen: torch.Tensor, slots: torch.Tensor, token_ids: torch.T
     checks.mark_seen_tokens(seen, slots, token_ids)
     if seen.numel() == 0 or slots.numel() == 0:
         return
-    if checks.can_look_at_values(seen):
-        checks.mark_seen_tokens_values(seen, slots, token_ids)
+    if _can_look_at_values(seen):
+        _check_mark_seen_tokens_values(seen, slots, token_ids)
 
     # Torch has no scattered "or". A scattered sum does the same if each bit is added once, and only
     # where it is not set yet: so sort the bits' addresses and take the first of each run.
@@ -50,8 +51,8 @@ def apply_repetition_penalty(
     checks.apply_repetition_penalty(logits, seen, slots, penalties, reciprocal)
     if logits.numel() == 0 or seen.numel() == 0:
         return
-    if checks.can_look_at_values(logits):
-        checks.apply_repetition_penalty_values(seen, slots, penalties)
+    if _can_look_at_values(logits):
+        _check_apply_repetition_penalty_values(seen, slots, penalties)
 
     is_penalized = _unpack_rows(seen, slots, logits.shape[1])
     factor = penalties.float().unsqueeze(1)
@@ -71,7 +72,7 @@ def draw_tokens(
     slot_of, offset_of = slots.tolist(), offsets.tolist()
     drawing = [row for row, slot in enumerate(slot_of) if slot >= 0]
     drawing.sort(key=lambda row: (slot_of[row], offset_of[row]))
-    checks.draw_tokens_values(drawing, states, slot_of, offset_of, probs.shape[1])
+    _check_draw_tokens_values(drawing, states, slot_of, offset_of, probs.shape[1])
 
     tokens = torch.full((probs.shape[0],), -1)
     generator = torch.Generator()
@@ -118,3 +119,68 @@ def _unpack_rows(seen: torch.Tensor, slots: torch.Tensor, vocab_size: int) -> to
     shifts = torch.arange(TOKENS_PER_WORD, dtype=torch.int32, device=seen.device)
     bits = (words.unsqueeze(-1) >> shifts) & 1
     return bits.bool().flatten(1)[:, :vocab_size] & is_real.unsqueeze(1)
+
+
+def _check_mark_seen_tokens_values(
+    seen: torch.Tensor, slots: torch.Tensor, token_ids: torch.Tensor
+) -> None:
+    """Check that every entry that is no placeholder has its place in ``seen``."""
+    num_slots, num_words = seen.shape
+    num_tokens = num_words * TOKENS_PER_WORD
+    is_real = (slots >= 0) & (token_ids >= 0)
+    if bool((is_real & (slots >= num_slots)).any()):
+        raise RuntimeError(f"{MARK}: slots must be below {num_slots}, the number of rows of seen.")
+    if bool((is_real & (token_ids >= num_tokens)).any()):
+        raise RuntimeError(f"{MARK}: token_ids must be below {num_tokens}, the room in seen.")
+
+
+def _check_apply_repetition_penalty_values(
+    seen: torch.Tensor, slots: torch.Tensor, penalties: torch.Tensor
+) -> None:
+    """Check that every row that is penalized has its slot and a positive penalty."""
+    num_slots = seen.shape[0]
+    if bool((slots >= num_slots).any()):
+        raise RuntimeError(f"{APPLY}: slots must be below {num_slots}, the number of rows of seen.")
+    if bool(((slots >= 0) & ~(penalties > 0)).any()):
+        raise RuntimeError(f"{APPLY}: penalties must be above 0.")
+
+
+def _check_draw_tokens_values(
+    order: Sequence[int],
+    states: torch.Tensor,
+    slots: Sequence[int],
+    offsets: Sequence[int],
+    vocab_size: int,
+) -> None:
+    """Check that every row that draws has a state, and numbers of its own.
+
+    Args:
+        order: the rows that draw, those of one state together and in the order of their numbers.
+        states: as in ``draw_tokens``.
+        slots: likewise.
+        offsets: likewise.
+        vocab_size: the numbers of a row.
+    """
+    num_states = states.shape[0]
+    first_free: dict[int, int] = {}
+    for row in order:
+        slot, offset = slots[row], offsets[row]
+        if slot >= num_states:
+            raise RuntimeError(f"{DRAW}: slots[{row}] is {slot}, but states has {num_states} rows.")
+        if offset < first_free.get(slot, 0):
+            raise RuntimeError(
+                f"{DRAW}: offsets[{row}] is {offset}, but the numbers before "
+                f"{first_free.get(slot, 0)} are behind its state or another row's."
+            )
+        first_free[slot] = offset + vocab_size
+        position = int(states[slot, NUM_WORDS])
+        if not 1 <= position <= MAX_POSITION:
+            raise RuntimeError(
+                f"{DRAW}: states[{slot}] must have a position in 1..{MAX_POSITION}, "
+                f"but has {position}."
+            )
+
+
+def _can_look_at_values(tensor: torch.Tensor) -> bool:
+    """Whether values can be checked: on CPU, where that needs no wait, and not while tracing."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
