@@ -54,6 +54,7 @@ FLOORS_WITHIN: dict[str, Floors] = {
     ),
     "fork_kernels": (
         {"portable", "torch_order", "logits", "dependent_launches"},
+        {"operators"},
         {"library", "layer_weights"},
     ),
 }

@@ -1,8 +1,8 @@
 """Refuses floating-point operations whose bits may differ between machines.
 
 Everything PyTorch runs passes the guard. Allowed are operations that move numbers or round once,
-as IEEE 754 says, and the fork's portable ones. What is not listed is refused, so that an operation
-nobody thought of is found.
+as IEEE 754 says, and operators of the fork that are declared as `specified`. All else is refused,
+so that an operation nobody thought of is found.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from torch.nn.modules.module import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from vllm.fork_kernels.operators import is_specified
 
 __all__ = ["InexactOperationError", "only_exact_operations", "only_exact_operations_of"]
 
@@ -42,19 +44,8 @@ _COMPARISONS = """
 _ROUNDED_ONCE = ("add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_")
 """Each result is the exact one, rounded (in 16 bits through float32, on every machine)."""
 
-_SPECIFIED = """
-    portable_map portable_gated portable_norm portable_map_digits portable_gated_digits
-    portable_norm_digits portable_rotary_frequencies portable_rotary_table portable_rotate
-    portable_append portable_rotate_append portable_attention portable_attention_digits
-    portable_log_softmax portable_argmax portable_top_k portable_filter portable_draw
-    portable_product portable_digits_product sum_partials portable_decoder_layers pack_weight
-    repack_weight unpack_weight channel_statistics equalising_exponents
-"""
-"""Of the fork's operators, those of ``docs/numerics``."""
-
 _EXACT = frozenset(f"aten::{name}" for name in f"{_MOVES} {_COMPARISONS}".split())
 _ARITHMETIC = frozenset(f"aten::{name}" for name in _ROUNDED_ONCE)
-_PORTABLE = frozenset(f"vllm_fork::{name}" for name in _SPECIFIED.split())
 
 
 class InexactOperationError(RuntimeError):
@@ -142,7 +133,7 @@ class _Guard(TorchDispatchMode):
 
     def _check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         name = str(func._schema.name)
-        is_portable = name in _PORTABLE or name in self._also()
+        is_portable = is_specified(name) or name in self._also()
         reason = None if is_portable else _objection(name, args, kwargs)
         if reason is not None:
             where = self._where if isinstance(self._where, str) else self._where()

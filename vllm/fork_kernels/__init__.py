@@ -10,6 +10,8 @@ library it is an ImportError that says what to do.
 * :mod:`.portable` - operations whose bits are specified, in docs/numerics, and the same on every
   machine.
 * :mod:`.dependent_launches` - whether kernels of a GPU begin while the one before still runs.
+* :mod:`.operators` - what Python knows of each operator: its fake, and whether its bits are
+  specified.
 * :mod:`.library` - finds and loads the compiled library.
 """
 

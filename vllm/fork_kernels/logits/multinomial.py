@@ -11,16 +11,14 @@ A batch keeps its generators as rows of a tensor ``states``, int32 [num_states, 
 
 import torch
 
-from vllm.fork_kernels import library
 from vllm.fork_kernels.logits import checks
+from vllm.fork_kernels.operators import operator
 
 __all__ = ["draw_tokens"]
 
-library.load()
 
-
-@torch.library.register_fake("vllm_fork::draw_tokens")
-def _(
+@operator
+def _draw_tokens(
     probs: torch.Tensor, states: torch.Tensor, slots: torch.Tensor, offsets: torch.Tensor
 ) -> torch.Tensor:
     checks.draw_tokens(probs, states, slots, offsets)
@@ -55,4 +53,4 @@ def draw_tokens(
             a state is out of range, or an offset is negative or among another row's numbers. No
             state is changed then.
     """
-    return torch.ops.vllm_fork.draw_tokens.default(probs, states, slots, offsets)
+    return _draw_tokens(probs, states, slots, offsets)

@@ -13,9 +13,9 @@ import enum
 
 import torch
 
-from vllm.fork_kernels import library
 from vllm.fork_kernels.logits import checks
 from vllm.fork_kernels.logits.mask import num_mask_words
+from vllm.fork_kernels.operators import operator
 
 __all__ = [
     "DivisionRule",
@@ -50,10 +50,9 @@ def hf_division_rule(device: torch.device) -> DivisionRule:
     return DivisionRule.RECIPROCAL if device.type == "cuda" else DivisionRule.DIVIDE
 
 
-library.load()
 # Both change an argument and return nothing, so all that tracing needs of them is the checks.
-torch.library.register_fake("vllm_fork::mark_seen_tokens")(checks.mark_seen_tokens)
-torch.library.register_fake("vllm_fork::apply_repetition_penalty")(checks.apply_repetition_penalty)
+_mark_seen_tokens = operator(checks.mark_seen_tokens)
+_apply_repetition_penalty = operator(checks.apply_repetition_penalty)
 
 
 def mark_seen_tokens(seen: torch.Tensor, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
@@ -74,7 +73,7 @@ def mark_seen_tokens(seen: torch.Tensor, slots: torch.Tensor, token_ids: torch.T
         RuntimeError: A dtype, shape, device or layout is none of these, or, on CPU, an entry has no
             place.
     """
-    torch.ops.vllm_fork.mark_seen_tokens.default(seen, slots, token_ids)
+    _mark_seen_tokens(seen, slots, token_ids)
 
 
 def apply_repetition_penalty(
@@ -106,6 +105,4 @@ def apply_repetition_penalty(
             penalty is out of range.
     """
     rule = rule or hf_division_rule(logits.device)
-    torch.ops.vllm_fork.apply_repetition_penalty.default(
-        logits, seen, slots, penalties, rule is DivisionRule.RECIPROCAL
-    )
+    _apply_repetition_penalty(logits, seen, slots, penalties, rule is DivisionRule.RECIPROCAL)

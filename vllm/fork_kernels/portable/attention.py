@@ -9,6 +9,7 @@ of blocks or the place of tokens.
 import torch
 
 from vllm.fork_kernels import library
+from vllm.fork_kernels.operators import specified, specified_untraced
 from vllm.fork_kernels.portable import prepared_digits
 from vllm.fork_kernels.portable.product import PackedWeight
 from vllm.fork_kernels.portable.rotary import portable_rotate
@@ -23,16 +24,16 @@ __all__ = [
 TILE_TOKENS = 16
 """Cache blocks hold a multiple of this many tokens."""
 
-library.load()
 
-
-@torch.library.register_fake("vllm_fork::portable_append")
-def _(keys: torch.Tensor, values: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
+@specified
+def _portable_append(
+    keys: torch.Tensor, values: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor
+) -> None:
     return None
 
 
-@torch.library.register_fake("vllm_fork::portable_attention")
-def _(
+@specified
+def _portable_attention(
     query: torch.Tensor,
     cache: torch.Tensor,
     pages: torch.Tensor,
@@ -46,6 +47,10 @@ def _(
     result: torch.Tensor,
 ) -> None:
     return None
+
+
+_portable_rotate_append = specified_untraced("portable_rotate_append")
+_portable_attention_digits = specified_untraced("portable_attention_digits")
 
 
 def attention_cache_shape(
@@ -78,7 +83,7 @@ def portable_append(
         RuntimeError: a dtype, shape or layout is none of these, or a slot is outside of the cache;
             nothing is written then. On CUDA, nothing is written for a slot outside of the cache.
     """
-    torch.ops.vllm_fork.portable_append(keys, values, cache, slots)
+    _portable_append(keys, values, cache, slots)
 
 
 def portable_rotate_append(
@@ -113,9 +118,7 @@ def portable_rotate_append(
             for a slot outside of the cache.
     """
     if library.has_kernel("portable_rotate_append", query.device):
-        torch.ops.vllm_fork.portable_rotate_append(
-            query, keys, values, positions, table, is_interleaved, cache, slots
-        )
+        _portable_rotate_append(query, keys, values, positions, table, is_interleaved, cache, slots)
         return
     for x in (query, keys):
         portable_rotate(x, positions, table, is_interleaved=is_interleaved)
@@ -172,10 +175,10 @@ def portable_attention(
     result = query.new_empty(query.shape) if out is None else out
     given = (query, cache, pages, query_starts, lengths, scale, window, soft_cap, slopes, sinks)
     if consumer is None or not prepared_digits.are_made(consumer, len(query), query.device):
-        torch.ops.vllm_fork.portable_attention(*given, result)
+        _portable_attention(*given, result)
         return result
     prepared_digits.check_width("portable_attention", consumer, result[0].numel())
     weight = (consumer.exponents, consumer.out_features, consumer.segments)
-    digits = torch.ops.vllm_fork.portable_attention_digits(*given, result, *weight)
+    digits = _portable_attention_digits(*given, result, *weight)
     prepared_digits.keep(result, digits, consumer)
     return result

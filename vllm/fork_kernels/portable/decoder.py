@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from vllm.fork_kernels import library
 from vllm.fork_kernels.layer_weights import Epsilons
+from vllm.fork_kernels.operators import specified
 
 __all__ = [
     "DecoderSizes",
@@ -21,11 +21,9 @@ __all__ = [
     "portable_decoder_layers",
 ]
 
-library.load()
 
-
-@torch.library.register_fake("vllm_fork::portable_decoder_layers")
-def _(x: torch.Tensor, *_: object) -> torch.Tensor:
+@specified
+def _portable_decoder_layers(x: torch.Tensor, *_: object) -> torch.Tensor:
     return torch.empty_like(x)
 
 
@@ -102,6 +100,6 @@ def portable_decoder_layers(
 
     Source: ``LlamaModel.forward``.
     """
-    return torch.ops.vllm_fork.portable_decoder_layers.default(
+    return _portable_decoder_layers(
         *(x, weights, *sizes, positions, table, is_interleaved, scale, window, caches, *places)
     )

@@ -9,7 +9,7 @@ import enum
 
 import torch
 
-from vllm.fork_kernels import library
+from vllm.fork_kernels.operators import specified, specified_untraced
 from vllm.fork_kernels.portable import prepared_digits
 from vllm.fork_kernels.portable.product import PackedWeight
 
@@ -36,17 +36,22 @@ class Function(enum.StrEnum):
     """The approximation of GELU by a hyperbolic tangent."""
 
 
-library.load()
-
-
-@torch.library.register_fake("vllm_fork::portable_map")
-def _(x: torch.Tensor, function: str) -> torch.Tensor:
+@specified
+def _portable_map(x: torch.Tensor, function: str) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-@torch.library.register_fake("vllm_fork::portable_gated")
-def _(x: torch.Tensor, function: str) -> torch.Tensor:
+@specified
+def _portable_gated(x: torch.Tensor, function: str) -> torch.Tensor:
     return x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+
+
+_MAP = prepared_digits.Maker(
+    "portable_map", _portable_map, specified_untraced("portable_map_digits")
+)
+_GATED = prepared_digits.Maker(
+    "portable_gated", _portable_gated, specified_untraced("portable_gated_digits")
+)
 
 
 def portable_map(
@@ -66,7 +71,7 @@ def portable_map(
     Raises:
         RuntimeError: x has another dtype or is not contiguous, or there is no such function.
     """
-    return prepared_digits.call("portable_map", consumer, x, function)
+    return prepared_digits.call(_MAP, consumer, x, function)
 
 
 def portable_gated(
@@ -89,4 +94,4 @@ def portable_gated(
         RuntimeError: x has another dtype, is not contiguous or has an odd last dimension, or there
             is no such function.
     """
-    return prepared_digits.call("portable_gated", consumer, x, function, parts=2)
+    return prepared_digits.call(_GATED, consumer, x, function, parts=2)

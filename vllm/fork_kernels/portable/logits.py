@@ -6,25 +6,23 @@ one order, by value and then by index.
 
 import torch
 
-from vllm.fork_kernels import library
+from vllm.fork_kernels.operators import specified
 
 __all__ = ["portable_argmax", "portable_log_softmax", "portable_top_k"]
 
-library.load()
 
-
-@torch.library.register_fake("vllm_fork::portable_log_softmax")
-def _(logits: torch.Tensor) -> torch.Tensor:
+@specified
+def _portable_log_softmax(logits: torch.Tensor) -> torch.Tensor:
     return logits.new_empty(logits.shape, dtype=torch.float32)
 
 
-@torch.library.register_fake("vllm_fork::portable_argmax")
-def _(logits: torch.Tensor) -> torch.Tensor:
+@specified
+def _portable_argmax(logits: torch.Tensor) -> torch.Tensor:
     return logits.new_empty(logits.shape[0], dtype=torch.int64)
 
 
-@torch.library.register_fake("vllm_fork::portable_top_k")
-def _(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+@specified
+def _portable_top_k(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     shape = (logits.shape[0], k)
     return (
         logits.new_empty(shape, dtype=torch.float32),
@@ -45,7 +43,7 @@ def portable_log_softmax(logits: torch.Tensor) -> torch.Tensor:
     Raises:
         RuntimeError: logits are none of these.
     """
-    return torch.ops.vllm_fork.portable_log_softmax(logits)
+    return _portable_log_softmax(logits)
 
 
 def portable_argmax(logits: torch.Tensor) -> torch.Tensor:
@@ -62,7 +60,7 @@ def portable_argmax(logits: torch.Tensor) -> torch.Tensor:
     Raises:
         RuntimeError: logits are none of these.
     """
-    return torch.ops.vllm_fork.portable_argmax(logits)
+    return _portable_argmax(logits)
 
 
 def portable_top_k(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -78,4 +76,4 @@ def portable_top_k(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Te
     Raises:
         RuntimeError: an argument is none of these.
     """
-    return torch.ops.vllm_fork.portable_top_k(logits, k)
+    return _portable_top_k(logits, k)

@@ -7,17 +7,15 @@ reshaped rows.
 
 import torch
 
-from vllm.fork_kernels import library
+from vllm.fork_kernels.operators import specified, specified_untraced
 from vllm.fork_kernels.portable import prepared_digits
 from vllm.fork_kernels.portable.product import PackedWeight
 
 __all__ = ["portable_layer_norm", "portable_rms_norm"]
 
-library.load()
 
-
-@torch.library.register_fake("vllm_fork::portable_norm")
-def _(
+@specified
+def _portable_norm(
     x: torch.Tensor,
     residual: torch.Tensor | None,
     weight: torch.Tensor | None,
@@ -27,6 +25,11 @@ def _(
     is_centred: bool,
 ) -> torch.Tensor:
     return torch.empty_like(x)
+
+
+_NORM = prepared_digits.Maker(
+    "portable_norm", _portable_norm, specified_untraced("portable_norm_digits")
+)
 
 
 def portable_rms_norm(
@@ -56,7 +59,7 @@ def portable_rms_norm(
         RuntimeError: a dtype, shape or layout is none of these, or epsilon is negative.
     """
     arguments = (residual, weight, None, epsilon, weight_offset, False)
-    return prepared_digits.call("portable_norm", consumer, x, *arguments)
+    return prepared_digits.call(_NORM, consumer, x, *arguments)
 
 
 def portable_layer_norm(
@@ -86,4 +89,4 @@ def portable_layer_norm(
         RuntimeError: a dtype, shape or layout is none of these, or epsilon is negative.
     """
     arguments = (residual, weight, bias, epsilon, 0.0, True)
-    return prepared_digits.call("portable_norm", consumer, x, *arguments)
+    return prepared_digits.call(_NORM, consumer, x, *arguments)

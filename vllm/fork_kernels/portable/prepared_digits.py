@@ -9,7 +9,8 @@ that, nothing may write to it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -18,10 +19,24 @@ from vllm.fork_kernels import library
 if TYPE_CHECKING:
     from vllm.fork_kernels.portable.product import PackedWeight
 
-__all__ = ["are_made", "call", "check_width", "has_digits", "keep", "of"]
+__all__ = ["Maker", "are_made", "call", "check_width", "has_digits", "keep", "of"]
 
 _MOST_ROWS = 1536
 """More are multiplied in parts: kMostRowsAtOnce of ``csrc/cuda/product/product.h``."""
+
+
+class Maker(NamedTuple):
+    """An operator of norms or activations.
+
+    Attributes:
+        name: of it.
+        plain: returns the result.
+        with_digits: has three more arguments of the weight, and returns digits, too.
+    """
+
+    name: str
+    plain: Callable[..., torch.Tensor]
+    with_digits: Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
 def has_digits(device: torch.device) -> bool:
@@ -48,12 +63,12 @@ def check_width(name: str, consumer: PackedWeight, width: int) -> None:
 
 
 def call(
-    name: str, consumer: PackedWeight | None, x: torch.Tensor, *arguments: Any, parts: int = 1
+    maker: Maker, consumer: PackedWeight | None, x: torch.Tensor, *arguments: Any, parts: int = 1
 ) -> torch.Tensor:
-    """Call an operator of norms or activations.
+    """Call an operator, and keep digits where they are made.
 
     Args:
-        name: of the operator; that which makes digits, too, is called `name`_digits.
+        maker: the operator.
         consumer: the weight that the result is multiplied with; None if that is not known.
         x: the operator's first argument.
         arguments: the others.
@@ -63,9 +78,9 @@ def call(
         RuntimeError: `consumer` has another number of input channels, or see the operator.
     """
     if consumer is None or not are_made(consumer, _rows_of(x), x.device):
-        return getattr(torch.ops.vllm_fork, name)(x, *arguments)
-    check_width(name, consumer, x.shape[-1] // parts)
-    result, digits = getattr(torch.ops.vllm_fork, f"{name}_digits")(
+        return maker.plain(x, *arguments)
+    check_width(maker.name, consumer, x.shape[-1] // parts)
+    result, digits = maker.with_digits(
         x, *arguments, consumer.exponents, consumer.out_features, consumer.segments
     )
     keep(result, digits, consumer)

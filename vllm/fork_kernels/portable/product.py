@@ -31,6 +31,7 @@ from dataclasses import dataclass
 import torch
 
 from vllm.fork_kernels import library
+from vllm.fork_kernels.operators import specified, specified_untraced
 from vllm.fork_kernels.portable import prepared_digits
 
 __all__ = [
@@ -50,28 +51,26 @@ MOST_SEGMENTS = 8
 
 _SURELY_PACKED = 2.0**28  # below it a number is, equalised by at most 2^16, no reason to refuse
 
-library.load()
 
-
-@torch.library.register_fake("vllm_fork::channel_statistics")
-def _(weight: torch.Tensor) -> torch.Tensor:
+@specified
+def _channel_statistics(weight: torch.Tensor) -> torch.Tensor:
     return weight.new_empty(weight.shape[1], dtype=torch.int64)
 
 
-@torch.library.register_fake("vllm_fork::equalising_exponents")
-def _(statistics: torch.Tensor) -> torch.Tensor:
+@specified
+def _equalising_exponents(statistics: torch.Tensor) -> torch.Tensor:
     return statistics.new_empty(statistics.shape[0], dtype=torch.int8)
 
 
-@torch.library.register_fake("vllm_fork::repack_weight")
-def _(
+@specified
+def _repack_weight(
     packed: torch.Tensor, weight: torch.Tensor, exponents: torch.Tensor | None, segments: int
 ) -> None:
     return None
 
 
-@torch.library.register_fake("vllm_fork::unpack_weight")
-def _(
+@specified
+def _unpack_weight(
     packed: torch.Tensor,
     exponents: torch.Tensor | None,
     outputs: int,
@@ -81,8 +80,8 @@ def _(
     return packed.new_empty(outputs, inputs, dtype=torch.float32)
 
 
-@torch.library.register_fake("vllm_fork::portable_product")
-def _(
+@specified
+def _portable_product(
     x: torch.Tensor,
     packed: torch.Tensor,
     exponents: torch.Tensor | None,
@@ -94,9 +93,15 @@ def _(
     return x.new_empty(x.shape[0], outputs, dtype=dtype)
 
 
-@torch.library.register_fake("vllm_fork::sum_partials")
-def _(partials: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+@specified
+def _sum_partials(
+    partials: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
     return partials.new_empty(partials.shape[1:], dtype=dtype)
+
+
+_pack_weight = specified_untraced("pack_weight")
+_portable_digits_product = specified_untraced("portable_digits_product")
 
 
 def has_kernels(device: torch.device) -> bool:
@@ -140,7 +145,7 @@ def channel_statistics(weight: torch.Tensor) -> torch.Tensor:
     Raises:
         RuntimeError: the dtype or the shape is wrong.
     """
-    return torch.ops.vllm_fork.channel_statistics(weight)
+    return _channel_statistics(weight)
 
 
 def equalising_exponents(statistics: torch.Tensor) -> torch.Tensor:
@@ -155,7 +160,7 @@ def equalising_exponents(statistics: torch.Tensor) -> torch.Tensor:
     Raises:
         RuntimeError: the dtype or the shape is wrong, or a number is negative.
     """
-    return torch.ops.vllm_fork.equalising_exponents(statistics)
+    return _equalising_exponents(statistics)
 
 
 def pack_weight(
@@ -184,7 +189,7 @@ def pack_weight(
             f"which cannot be split into {parts} equal parts"
         )
     segments = whole // parts
-    packed = torch.ops.vllm_fork.pack_weight(weight, exponents, segments)
+    packed = _pack_weight(weight, exponents, segments)
     return PackedWeight(packed, exponents, weight.shape[0], in_features, segments)
 
 
@@ -207,9 +212,9 @@ def repack_weight(
     if (old.exponents is None) != (exponents is None):
         raise ValueError("A weight that was packed with exponents is packed again with exponents.")
     if torch.linalg.vector_norm(weight, torch.inf).item() < _SURELY_PACKED:
-        torch.ops.vllm_fork.repack_weight(old.packed, weight, exponents, old.segments)
+        _repack_weight(old.packed, weight, exponents, old.segments)
     else:
-        old.packed.copy_(torch.ops.vllm_fork.pack_weight(weight, exponents, old.segments))
+        old.packed.copy_(_pack_weight(weight, exponents, old.segments))
     if old.exponents is not None and exponents is not None:
         old.exponents.copy_(exponents)
 
@@ -219,7 +224,7 @@ def unpack_weight(weight: PackedWeight) -> torch.Tensor:
 
     They are the weight's own to about 15 bits of the largest in their block.
     """
-    return torch.ops.vllm_fork.unpack_weight(
+    return _unpack_weight(
         weight.packed,
         weight.exponents,
         weight.out_features,
@@ -257,7 +262,7 @@ def portable_product(
     dtype = x.dtype if dtype is None else dtype
     digits = prepared_digits.of(x, weight)
     if digits is None:
-        product = torch.ops.vllm_fork.portable_product(
+        product = _portable_product(
             x.flatten(0, -2) if x.dim() > 2 else x,
             weight.packed,
             weight.exponents,
@@ -267,7 +272,7 @@ def portable_product(
             dtype,
         )
     else:
-        product = torch.ops.vllm_fork.portable_digits_product(
+        product = _portable_digits_product(
             digits,
             weight.packed,
             bias,
@@ -297,4 +302,4 @@ def sum_partials(
     Raises:
         RuntimeError: a shape or a dtype is wrong.
     """
-    return torch.ops.vllm_fork.sum_partials(partials, bias, dtype)
+    return _sum_partials(partials, bias, dtype)

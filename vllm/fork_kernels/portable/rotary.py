@@ -7,25 +7,25 @@ that scale it) is a choice of frequencies and of a scale.
 
 import torch
 
-from vllm.fork_kernels import library
+from vllm.fork_kernels.operators import specified
 
 __all__ = ["portable_rotate", "rotary_frequencies", "rotary_table"]
 
-library.load()
 
-
-@torch.library.register_fake("vllm_fork::portable_rotary_frequencies")
-def _(size: int, base: float) -> torch.Tensor:
+@specified
+def _portable_rotary_frequencies(size: int, base: float) -> torch.Tensor:
     return torch.empty(size // 2)
 
 
-@torch.library.register_fake("vllm_fork::portable_rotary_table")
-def _(frequencies: torch.Tensor, positions: int, scale: float) -> torch.Tensor:
+@specified
+def _portable_rotary_table(frequencies: torch.Tensor, positions: int, scale: float) -> torch.Tensor:
     return frequencies.new_empty(positions, 2 * frequencies.shape[0])
 
 
-@torch.library.register_fake("vllm_fork::portable_rotate")
-def _(x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, is_interleaved: bool) -> None:
+@specified
+def _portable_rotate(
+    x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, is_interleaved: bool
+) -> None:
     return None
 
 
@@ -42,7 +42,7 @@ def rotary_frequencies(size: int, base: float = 10000.0) -> torch.Tensor:
     Raises:
         RuntimeError: an argument is none of these.
     """
-    return torch.ops.vllm_fork.portable_rotary_frequencies(size, base)
+    return _portable_rotary_frequencies(size, base)
 
 
 def rotary_table(frequencies: torch.Tensor, positions: int, scale: float = 1.0) -> torch.Tensor:
@@ -60,7 +60,7 @@ def rotary_table(frequencies: torch.Tensor, positions: int, scale: float = 1.0) 
         RuntimeError: an argument is none of these. What is in a tensor on CUDA is not looked at:
             entries of a frequency out of its range are NaN.
     """
-    return torch.ops.vllm_fork.portable_rotary_table(frequencies, positions, scale)
+    return _portable_rotary_table(frequencies, positions, scale)
 
 
 def portable_rotate(
@@ -79,4 +79,4 @@ def portable_rotate(
         RuntimeError: a dtype, shape or layout is none of these, or a position is not in the table;
             x is as it was then. On CUDA, heads at a position that is not in the table become NaN.
     """
-    torch.ops.vllm_fork.portable_rotate(x, positions, table, is_interleaved)
+    _portable_rotate(x, positions, table, is_interleaved)

@@ -7,15 +7,13 @@ alone, so a request draws the same tokens in any batch.
 
 import torch
 
-from vllm.fork_kernels import library
+from vllm.fork_kernels.operators import specified
 
 __all__ = ["portable_draw", "portable_filter"]
 
-library.load()
 
-
-@torch.library.register_fake("vllm_fork::portable_filter")
-def _(
+@specified
+def _portable_filter(
     logits: torch.Tensor,
     temperatures: torch.Tensor,
     top_k: torch.Tensor,
@@ -25,8 +23,10 @@ def _(
     return logits.new_empty(logits.shape, dtype=torch.float32)
 
 
-@torch.library.register_fake("vllm_fork::portable_draw")
-def _(logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+@specified
+def _portable_draw(
+    logits: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
     return logits.new_empty(logits.shape[0], dtype=torch.int64)
 
 
@@ -55,7 +55,7 @@ def portable_filter(
         RuntimeError: an argument is none of these. What is in a tensor on CUDA is not looked at:
             a row with a number out of its range becomes NaN, of which no token is drawn.
     """
-    return torch.ops.vllm_fork.portable_filter(logits, temperatures, top_k, top_p, min_p)
+    return _portable_filter(logits, temperatures, top_k, top_p, min_p)
 
 
 def portable_draw(
@@ -75,4 +75,4 @@ def portable_draw(
     Raises:
         RuntimeError: an argument is none of these.
     """
-    return torch.ops.vllm_fork.portable_draw(logits, seeds, positions)
+    return _portable_draw(logits, seeds, positions)

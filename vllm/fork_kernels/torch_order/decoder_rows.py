@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import torch
 
-from vllm.fork_kernels import library
 from vllm.fork_kernels.layer_weights import Epsilons, LayerWeights, in_one_list
+from vllm.fork_kernels.operators import operator
 
 __all__ = [
     "DecoderWeights",
@@ -28,11 +28,9 @@ __all__ = [
     "decoder_rows",
 ]
 
-library.load()
 
-
-@torch.library.register_fake("vllm_fork::decoder_rows")
-def _(x: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+@operator
+def _decoder_rows(x: torch.Tensor, *_: object) -> tuple[torch.Tensor, torch.Tensor]:
     return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
@@ -175,7 +173,7 @@ def decoder_rows(
     kinds: dict[int, int] = {}  # layers mostly have the same place
     numbers = [kinds.setdefault(id(place), len(kinds)) for place in places]
     distinct = {id(place): place for place in places}.values()
-    return torch.ops.vllm_fork.decoder_rows.default(
+    return _decoder_rows(
         x,
         *weights.arguments,
         positions,

@@ -14,18 +14,16 @@ from typing import NamedTuple
 
 import torch
 
-from vllm.fork_kernels import library
+from vllm.fork_kernels.operators import operator
 
 __all__ = ["Range", "Step", "SumOrder", "has_ordered_products", "ordered_products"]
 
 MOST_SUMS = 32
 """That a `SumOrder` may have at once."""
 
-library.load()
 
-
-@torch.library.register_fake("vllm_fork::ordered_products")
-def _(
+@operator
+def _ordered_products(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, order: torch.Tensor
 ) -> torch.Tensor:
     return x.new_empty(x.shape[0], weight.shape[0])
@@ -119,4 +117,4 @@ def ordered_products(
     Raises:
         RuntimeError: a shape, a dtype or the order is wrong, or this CPU has no AVX-512.
     """
-    return torch.ops.vllm_fork.ordered_products(x.contiguous(), weight, bias, order.tensor)
+    return _ordered_products(x.contiguous(), weight, bias, order.tensor)

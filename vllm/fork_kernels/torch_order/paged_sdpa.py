@@ -6,17 +6,15 @@ that function's bits; or a kernel of this project that adds in the order of that
 
 import torch
 
-from vllm.fork_kernels import library
+from vllm.fork_kernels.operators import operator
 
 __all__ = ["has_paged_sdpa", "has_token_attention", "paged_sdpa"]
 
 _COLUMNS = 16
 
-library.load()
 
-
-@torch.library.register_fake("vllm_fork::paged_sdpa")
-def _(
+@operator
+def _paged_sdpa(
     query: torch.Tensor,
     pages: torch.Tensor,
     blocks: torch.Tensor,
@@ -92,7 +90,7 @@ def paged_sdpa(
     Raises:
         RuntimeError: a shape, a dtype or a place is wrong; the sentence names the argument.
     """
-    return torch.ops.vllm_fork.paged_sdpa(
+    return _paged_sdpa(
         query.contiguous() if in_one else query,
         pages,
         blocks,

@@ -7,15 +7,13 @@ A kernel of this project adds in that function's order on some CPUs.
 
 import torch
 
-from vllm.fork_kernels import library
+from vllm.fork_kernels.operators import operator
 
 __all__ = ["has_prompt_order", "prompt_sdpa"]
 
-library.load()
 
-
-@torch.library.register_fake("vllm_fork::prompt_sdpa")
-def _(
+@operator
+def _prompt_sdpa(
     query: torch.Tensor,
     pages: torch.Tensor,
     blocks: torch.Tensor,
@@ -79,6 +77,4 @@ def prompt_sdpa(
 
     Source: ``sdpa_attention_forward`` of Transformers.
     """
-    torch.ops.vllm_fork.prompt_sdpa(
-        query, pages, blocks, spans, key_size, scale, enable_gqa, in_one, result
-    )
+    _prompt_sdpa(query, pages, blocks, spans, key_size, scale, enable_gqa, in_one, result)

@@ -6,7 +6,7 @@ many each of them reads and writes all of it.
 
 import torch
 
-from vllm.fork_kernels import library
+from vllm.fork_kernels.operators import operator
 
 __all__ = [
     "append_to_pages",
@@ -16,11 +16,9 @@ __all__ = [
     "silu_and_mul_rounded",
 ]
 
-library.load()
 
-
-@torch.library.register_fake("vllm_fork::rotate_rounded")
-def _(
+@operator
+def _rotate_rounded(
     positions: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -31,20 +29,22 @@ def _(
     return query.new_empty(query.shape), key.new_empty(key.shape)
 
 
-@torch.library.register_fake("vllm_fork::rms_norm_rounded")
-def _(
+@operator
+def _rms_norm_rounded(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     return x.new_empty(x.shape), x.new_empty(0 if residual is None else len(x), x.shape[1])
 
 
-@torch.library.register_fake("vllm_fork::silu_and_mul_rounded")
-def _(x: torch.Tensor) -> torch.Tensor:
+@operator
+def _silu_and_mul_rounded(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty(x.shape[0], x.shape[1] // 2)
 
 
-@torch.library.register_fake("vllm_fork::append_to_pages")
-def _(pages: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+@operator
+def _append_to_pages(
+    pages: torch.Tensor, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor
+) -> None:
     return None
 
 
@@ -81,9 +81,7 @@ def rotate_rounded(
 
     Source: ``apply_rotary_pos_emb`` of Transformers, vLLM's ``RotaryEmbedding.forward_native``.
     """
-    return torch.ops.vllm_fork.rotate_rounded.default(
-        positions, query, key, cos_sin, head_size, is_neox
-    )
+    return _rotate_rounded(positions, query, key, cos_sin, head_size, is_neox)
 
 
 def rms_norm_rounded(
@@ -108,7 +106,7 @@ def rms_norm_rounded(
 
     Source: ``LlamaRMSNorm.forward``, ``LlamaDecoderLayer.forward``.
     """
-    normed, total = torch.ops.vllm_fork.rms_norm_rounded.default(x, residual, weight, epsilon)
+    normed, total = _rms_norm_rounded(x, residual, weight, epsilon)
     return normed, x if residual is None else total
 
 
@@ -126,7 +124,7 @@ def silu_and_mul_rounded(x: torch.Tensor) -> torch.Tensor:
 
     Source: ``LlamaMLP.forward``.
     """
-    return torch.ops.vllm_fork.silu_and_mul_rounded.default(x)
+    return _silu_and_mul_rounded(x)
 
 
 def append_to_pages(
@@ -145,7 +143,7 @@ def append_to_pages(
         RuntimeError: a shape, a dtype or a slot is wrong; nothing is written then.
     """
     if pages.device.type == "cpu":
-        torch.ops.vllm_fork.append_to_pages.default(pages, key, value, slots)
+        _append_to_pages(pages, key, value, slots)
     else:
         _append_elsewhere(pages, key, value, slots)
 

@@ -9,7 +9,7 @@ try.
 
 import torch
 
-from vllm.fork_kernels import library
+from vllm.fork_kernels.operators import operator
 
 __all__ = ["ATEN", "row_orders", "row_products"]
 
@@ -18,11 +18,11 @@ ATEN = 0
 
 _BLOCKS = (512, 1024, 256, 2048)
 
-library.load()
 
-
-@torch.library.register_fake("vllm_fork::row_products")
-def _(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, block: int) -> torch.Tensor:
+@operator
+def _row_products(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, block: int
+) -> torch.Tensor:
     return x.new_empty(x.shape[0], weight.shape[0])
 
 
@@ -60,4 +60,4 @@ def row_products(
     Raises:
         RuntimeError: a shape or a dtype is wrong, or this CPU has no instructions for the order.
     """
-    return torch.ops.vllm_fork.row_products(x.contiguous(), weight, bias, order)
+    return _row_products(x.contiguous(), weight, bias, order)
