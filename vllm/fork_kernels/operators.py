@@ -38,9 +38,7 @@ def specified(fake: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def specified_untraced(name: str) -> Callable[..., Any]:
-    """Return an operator whose bits are specified, and of which the sizes of results are known to
-    the library alone, so that it has no fake.
-    """
+    """Return an operator whose bits are specified, without a fake: nothing that is traced calls it."""
     _specified.add(f"vllm_fork::{name}")
     return getattr(torch.ops.vllm_fork, name).default
 
