@@ -119,7 +119,7 @@ def peak_memory(side: str, name: str, rows: int, tokens: int) -> int:
 
 def run_side(side: str, name: str, rows: str, tokens: str) -> None:
     """Print the peak memory of this process, in bytes, above what it held before its model."""
-    import vllm.deterministic.attached.trained.model  # noqa: F401  # of both sides
+    import vllm.deterministic.attached.model  # noqa: F401  # of both sides
 
     before = most_memory()
     trainer = Trainer(make_model(name, side))

@@ -10,10 +10,12 @@ import torch
 
 from tests.deterministic.models import random_model, token_ids
 from vllm.deterministic import attach
-from vllm.deterministic.attached.linear import PortableHead, PortableLinear, pack_together
-from vllm.deterministic.attached.norm import PortableRMSNorm, portable_norm
+from vllm.deterministic.attached.form import Form
+from vllm.deterministic.attached.linear import HeadForm, LinearForm
+from vllm.deterministic.attached.norm import RMSNormForm, adopt_norm
 from vllm.deterministic.attached.rotary import PortableRotaryEmbedding
 from vllm.deterministic.attached.sample import sample_rows
+from vllm.deterministic.attached.weights import pack_matrices
 from vllm.fork_kernels.portable.functions import Function, portable_gated, portable_map
 from vllm.fork_kernels.portable.product import (
     channel_statistics,
@@ -47,7 +49,7 @@ def test_queries_keys_and_values_are_those_of_one_matrix() -> None:
     attention.k_proj.weight.data[:, ::3] *= 40.0  # or the exponents would be the same
     weights = [layer.weight.data for layer in layers]
     expected = fused_product(rows, *weights)
-    alone = portable_product(rows, pack_together([attention.q_proj])[0])
+    alone = portable_product(rows, pack_matrices([attention.q_proj.weight.data])[0])
     attach(stock)
     names = ("q_proj", "k_proj", "v_proj")
     found = [getattr(attention, name)(rows) for name in names]
@@ -96,15 +98,16 @@ def test_logits_come_from_the_product_and_are_capped_in_float32() -> None:
     logits = portable_product(hidden[0], packed, dtype=torch.float32)
     expected = portable_map(logits / torch.full_like(logits, 0.7), Function.TANH) * 0.7
     assert torch.equal(model(token_ids(9)).logits[0], expected)
-    assert isinstance(model.lm_head, PortableHead)
+    assert isinstance(model.lm_head, HeadForm)
 
 
 @pytest.mark.parametrize(("shape", "offset"), [("llama", 0.0), ("gemma3-1b", 1.0)])
 def test_norms_are_told_apart(shape: str, offset: float) -> None:
     model: Any = random_model(shape)
-    norm = portable_norm(model.model.norm)
-    assert isinstance(norm, PortableRMSNorm)
-    assert norm.weight_offset == offset
+    norm = model.model.norm
+    adopt_norm(norm)
+    assert isinstance(norm, RMSNormForm)
+    assert norm.portable_offset == offset
 
 
 def test_a_norm_of_another_kind_is_not_taken() -> None:
@@ -118,7 +121,9 @@ def test_a_norm_of_another_kind_is_not_taken() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x / x.abs().mean(-1, keepdim=True) * self.weight
 
-    assert portable_norm(MeanNorm()) is None
+    norm = MeanNorm()
+    adopt_norm(norm)
+    assert not isinstance(norm, Form)
 
 
 def test_a_rotary_table_grows_without_a_change_to_its_bits() -> None:
@@ -152,7 +157,7 @@ def test_opt_scales_scores_in_the_kernel() -> None:
     attention = model.model.decoder.layers[0].self_attn
     assert attention.scaling == 1.0
     assert attention.portable_scaling == 80**-0.5
-    assert isinstance(attention.q_proj, PortableLinear)
+    assert isinstance(attention.q_proj, LinearForm)
     expected = random_model("opt-125m", torch.float32, **arguments)(token_ids(30)).logits
     difference = model(token_ids(30)).logits - expected
     assert difference.norm() < 0.02 * expected.norm()

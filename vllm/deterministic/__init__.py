@@ -37,18 +37,14 @@ def attach(
 
     Args:
         model: see :func:`.attached.model.attach_kernels`, which this calls, or with
-            ``training=True`` :func:`.attached.trained.model.attach_for_training`.
+            ``training=True`` :func:`.attached.model.attach_for_training`.
         max_length: likewise.
         training: whether the model is to be trained. Its parameters stay then, and logits have
             gradients; the packed weights are memory on top.
     """
-    if training:
-        from .attached.trained.model import attach_for_training
+    from .attached.model import attach_for_training, attach_kernels
 
-        return attach_for_training(model, max_length=max_length)
-    from .attached.model import attach_kernels
-
-    return attach_kernels(model, max_length=max_length)
+    return (attach_for_training if training else attach_kernels)(model, max_length=max_length)
 
 
 def token_log_probs(
@@ -63,9 +59,9 @@ def token_log_probs(
 ) -> torch.Tensor:
     """Return the log-probabilities of tokens, digit for digit the engine's, with gradients.
 
-    See :func:`.attached.trained.log_probs.log_probs_of_tokens`, which this calls.
+    See :func:`.attached.log_probs.log_probs_of_tokens`, which this calls.
     """
-    from .attached.trained.log_probs import log_probs_of_tokens
+    from .attached.log_probs import log_probs_of_tokens
 
     return log_probs_of_tokens(
         model,

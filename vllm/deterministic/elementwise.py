@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from vllm.deterministic.attached.gradients.functions import elementwise
 from vllm.deterministic.fusion import Source
-from vllm.fork_kernels.portable.functions import Function, portable_map
+from vllm.fork_kernels.portable.functions import Function
 
 
 class PortableActivation(nn.Module):
-    """A function of each element.
+    """A function of each element; its gradient is for models that are attached to be trained.
 
     Args:
         function: the activation.
@@ -23,4 +24,4 @@ class PortableActivation(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the function of x [...], in its dtype."""
-        return self._source.made(portable_map(x.contiguous(), self.function, self._source.consumer))
+        return self._source.made(elementwise(x, self.function, self._source.consumer))

@@ -9,85 +9,112 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from vllm.deterministic import fusion
-from vllm.fork_kernels.portable.functions import Function, portable_map
-from vllm.fork_kernels.portable.product import (
-    PackedWeight,
-    channel_statistics,
-    equalising_exponents,
-    pack_weight,
-    portable_product,
-)
+from vllm.fork_kernels.portable.functions import Function
+from vllm.fork_kernels.portable.product import PackedWeight
 
-from .training import without_gradient
+from .form import Form, become
+from .gradients.functions import elementwise
+from .gradients.product import product
+from .sealed import without_gradient
+from .weights import LayerWeights
+
+__all__ = [
+    "HeadForm",
+    "LinearForm",
+    "adopt_head",
+    "adopt_linear_layers",
+    "adopt_together",
+    "take_cap",
+]
+
+_TOGETHER = ("q_proj", "k_proj", "v_proj")
+"""Layers of one input, which vLLM has as one matrix; gates are those of `mlp`."""
 
 
-class PortableLinear(nn.Module):
-    """``x W^T + b`` with a packed weight.
+class LinearForm(Form):
+    """``nn.Linear`` or ``Conv1D``.
 
-    Args:
-        weight: of `pack_weight`.
-        bias: [out_features] or None.
-        dtype: of the result; that of ``x`` if None.
+    Attributes:
+        portable_weights: of the layers that share its input.
+        portable_index: which of these it is.
+        weight: the parameter; None if the model is sealed.
     """
 
-    def __init__(
-        self, weight: PackedWeight, bias: nn.Parameter | None, dtype: torch.dtype | None = None
-    ) -> None:
-        super().__init__()
-        self.packed = weight
-        self.bias = bias
-        self._dtype = dtype
+    portable_weights: LayerWeights
+    portable_index: int
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    @property
+    def matrix(self) -> torch.Tensor | None:
+        """The weight, [out_features, in_features]; ``Conv1D`` keeps it transposed."""
+        weight = self.weight
+        return weight.t() if weight is not None and isinstance(self, Conv1D) else weight
+
+    @property
+    def packed(self) -> PackedWeight:
+        """The weight as it is now, packed."""
+        return self.portable_weights.of()[self.portable_index]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [..., out_features] of x [..., in_features]."""
-        fusion.takes(self.packed, x)
-        return portable_product(x, self.packed, self.bias, self._dtype)
+        """Return [..., out_features] of x [..., in_features], in its dtype."""
+        return product(x, self.matrix, self.bias, self.packed)
 
 
-class PortableHead(PortableLinear):
-    """The output embedding: float32 logits, which may be capped.
+class HeadForm(LinearForm):
+    """The output embedding: float32 logits.
 
-    Args:
-        weight: of `pack_weight`.
-        bias: [vocab_size] or None.
-        cap: logits become cap * tanh(logits / cap), as in Gemma 2; None leaves them.
+    Attributes:
+        portable_cap: logits become cap * tanh(logits / cap), as in Gemma 2; None leaves them.
     """
 
-    def __init__(self, weight: PackedWeight, bias: nn.Parameter | None, cap: float | None) -> None:
-        super().__init__(weight, bias, torch.float32)
-        self._cap = cap
+    portable_cap: float | None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return logits, float32 [..., vocab_size], of x [..., hidden_size]."""
-        logits = super().forward(x)
-        if self._cap is None:
-            return without_gradient(logits)
-        # A tensor: PyTorch divides by a number on CPU, and on CUDA multiplies with what is nearly
-        # its reciprocal.
-        caps = logits.new_full((1,), self._cap)
-        return without_gradient(portable_map(logits / caps, Function.TANH) * caps)
+        logits = product(x, self.matrix, self.bias, self.packed, torch.float32)
+        if self.portable_cap is not None:
+            # A tensor: PyTorch divides by a number on CPU, and on CUDA multiplies with what is
+            # nearly its reciprocal.
+            caps = logits.new_full((1,), self.portable_cap)
+            logits = elementwise(logits / caps, Function.TANH) * caps
+        return without_gradient(logits) if self.weight is None else logits
 
 
-def pack_together(layers: Sequence[Any]) -> list[PackedWeight]:
-    """Pack the weights of layers that share their input (see `matrix`), equalised as one."""
-    return pack_matrices([matrix(layer) for layer in layers])
+def adopt_head(model: Any) -> float | None:
+    """Give the output embedding of a model its form; return the cap of logits, if it has one."""
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear:
+        return None
+    cap = take_cap(model.config)
+    _become(HeadForm, [head], portable_cap=cap)
+    return cap
 
 
-def pack_matrices(weights: Sequence[torch.Tensor]) -> list[PackedWeight]:
-    """Pack weights, [out_features, in_features] and contiguous, that share their input."""
-    statistics = channel_statistics(weights[0])
-    for weight in weights[1:]:
-        statistics = statistics + channel_statistics(weight)
-    exponents = equalising_exponents(statistics)
-    return [pack_weight(weight, exponents) for weight in weights]
+def take_cap(config: Any) -> float | None:
+    """Return the cap of logits, which the head applies from now on, and not the model's code."""
+    cap = getattr(config, "final_logit_softcapping", None)
+    if cap is not None:
+        config.final_logit_softcapping = None
+    return cap
 
 
-def matrix(layer: Any) -> torch.Tensor:
-    """Return the weight, [out_features, in_features], contiguous; ``Conv1D`` keeps it transposed.
+def adopt_linear_layers(parent: nn.Module) -> None:
+    """Give the linear layers of a module their form; those with one input have weights as one."""
+    together = [getattr(parent, name, None) for name in _TOGETHER]
+    if all(type(layer) is nn.Linear for layer in together):
+        adopt_together(together)
+    for layer in parent.children():
+        if type(layer) in (nn.Linear, Conv1D):
+            adopt_together([layer])
 
-    Args:
-        layer: ``nn.Linear`` or Transformers' ``Conv1D``.
-    """
-    weight = layer.weight.data
-    return (weight.t() if isinstance(layer, Conv1D) else weight).contiguous()
+
+def adopt_together(layers: Sequence[Any]) -> None:
+    """Give linear layers that share their input their form."""
+    _become(LinearForm, layers)
+
+
+def _become(form: type[Form], layers: Sequence[Any], **attributes: Any) -> None:
+    weights = LayerWeights(layers)
+    for index, layer in enumerate(layers):
+        become(layer, form, portable_weights=weights, portable_index=index, **attributes)

@@ -8,63 +8,70 @@ import torch
 from torch import nn
 
 from vllm.deterministic.fusion import Source
-from vllm.fork_kernels.portable.functions import Function, portable_gated
+from vllm.fork_kernels.portable.functions import Function
 
 from .activation import function_of
-from .linear import PortableLinear, pack_together
+from .form import Form, become
+from .gradients.functions import gated
+from .linear import adopt_together
 from .sample import TOLERANCE, difference, sample_rows
 
+__all__ = ["GatedMLPForm", "adopt_gated_mlp"]
 
-class PortableGatedMLP(nn.Module):
-    """``down(f(gate(x)) * up(x))``.
+_INPUTS = (("gate_proj", "up_proj"), ("gate_up_proj",))
+"""The names of layers that compute gate and up."""
 
-    Args:
-        gate_and_up: one layer that computes both, or two.
-        down: the last layer.
-        function: f.
+
+class GatedMLPForm(Form):
+    """``down_proj(f(gate) * up)``.
+
+    Attributes:
+        portable_inputs: the names of one layer that computes gate and up, or of two.
+        portable_function: f.
+        portable_source: knows what takes its results.
     """
 
-    def __init__(self, gate_and_up: list[nn.Module], down: nn.Module, function: Function) -> None:
-        super().__init__()
-        self.gate_and_up = nn.ModuleList(gate_and_up)
-        self.down_proj = down
-        self.function = function
-        self._source = Source()
+    portable_inputs: tuple[str, ...]
+    portable_function: Function
+    portable_source: Source
+    down_proj: nn.Module
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [..., hidden_size] of x [..., hidden_size]."""
-        halves = [layer(x) for layer in self.gate_and_up]
-        joined = torch.cat(halves, dim=-1)
-        gated = portable_gated(joined, self.function, self._source.consumer)
-        return self.down_proj(self._source.made(gated))
+        source = self.portable_source
+        joined = torch.cat([getattr(self, name)(x) for name in self.portable_inputs], dim=-1)
+        opened = gated(joined, self.portable_function, source.consumer)
+        return self.down_proj(source.made(opened))
 
 
-def portable_gated_mlp(module: Any) -> PortableGatedMLP | None:
-    """Return the portable form of a gated MLP; None if `module` is none that is known.
+def adopt_gated_mlp(module: Any) -> None:
+    """Give a gated MLP, and the layers of its input, their forms.
 
     Known are those with ``gate_proj`` and ``up_proj``, or ``gate_up_proj`` for both, with
     ``down_proj`` and an activation, which compute nothing else.
     """
-    layers = _layers(module)
     function = function_of(getattr(module, "act_fn", getattr(module, "activation_fn", module)))
-    if layers is None or function is None:
-        return None
-    weight = layers[0].weight
-    rows = sample_rows(layers[0].in_features, weight.dtype, weight.device)
-    expected = module(rows)
-    *gate_and_up, down = layers
-    packed = zip(pack_together(gate_and_up), gate_and_up, strict=True)
-    mlp = PortableGatedMLP(
-        [PortableLinear(weight, layer.bias) for weight, layer in packed],
-        PortableLinear(pack_together([down])[0], down.bias),
-        function,
-    )
-    return mlp if difference(expected, mlp(rows)) < TOLERANCE else None
+    names = _inputs_of(module)
+    if names is None or function is None:
+        return
+    layers = [getattr(module, name) for name in names]
+    if _is_gated(module, layers, function):
+        adopt_together(layers)
+        attributes = {"portable_inputs": names, "portable_function": function}
+        become(module, GatedMLPForm, portable_source=Source(), **attributes)
 
 
-def _layers(module: Any) -> list[nn.Linear] | None:
-    for names in (("gate_proj", "up_proj", "down_proj"), ("gate_up_proj", "down_proj")):
-        layers = [getattr(module, name, None) for name in names]
+def _inputs_of(module: Any) -> tuple[str, ...] | None:
+    for names in _INPUTS:
+        layers = [getattr(module, name, None) for name in (*names, "down_proj")]
         if all(type(layer) is nn.Linear for layer in layers):
-            return layers  # type: ignore[return-value]
+            return names
     return None
+
+
+def _is_gated(module: Any, inputs: list[nn.Linear], function: Function) -> bool:
+    """Return whether a module computes what its form would, as it is asked about a few rows."""
+    weight = inputs[0].weight
+    rows = sample_rows(inputs[0].in_features, weight.dtype, weight.device)
+    opened = gated(torch.cat([layer(rows) for layer in inputs], dim=-1), function)
+    return difference(module(rows), module.down_proj(opened)) < TOLERANCE

@@ -2,40 +2,41 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.models.opt.modeling_opt import OPTAttention
-from transformers.pytorch_utils import Conv1D
 
 from vllm.deterministic.elementwise import PortableActivation
-from vllm.fork.models.modules import put_module, replace_modules
+from vllm.deterministic.fusion import fused_products
+from vllm.fork.models.modules import replace_modules
 
-from ..refusal import attach_refusal as refusal
 from .activation import function_of
-from .attention import NAME, register_attention
-from .experts import portable_experts
+from .dropout import refuse_dropout
+from .forward import prepare_forwards
+from .holders import check_holders
 from .hooks import check_they_stay, modules_with_hooks
-from .linear import PortableHead, PortableLinear, pack_together
-from .mlp import portable_gated_mlp
-from .norm import PortableLayerNorm, PortableRMSNorm, portable_norm
+from .interface import NAME, NAME_IN_TRAINING, register_attention, scale_in_kernel
+from .linear import adopt_head, adopt_linear_layers, take_cap
+from .mixture import adopt_mixture
+from .mlp import adopt_gated_mlp
+from .norm import adopt_norm
 from .rehearsal import rehearse
 from .rotary import portable_rotary, use_rotations
+from .sealed import seal
 from .support import check_model
-from .training import refuse_changes
 
-TOGETHER = ("q_proj", "k_proj", "v_proj")
-"""Layers of one input, which vLLM has as one matrix; gates are `portable_gated_mlp`'s."""
+__all__ = ["attach_for_training", "attach_kernels"]
 
-_HOLDERS = (nn.Embedding, PortableLinear, PortableLayerNorm, PortableRMSNorm)
-"""What may hold parameters afterwards; rows of an embedding are looked up, which is exact."""
+_FORMS = (adopt_norm, adopt_mixture, adopt_gated_mlp, adopt_linear_layers, scale_in_kernel)
+"""Each is asked about all modules before the next: what several know is the first one's."""
 
 
 @torch.no_grad()
 def attach_kernels(model: PreTrainedModel, *, max_length: int | None = None) -> PreTrainedModel:
-    """Replace the modules of a model by those with portable bits, in place.
+    """Give the modules of a model portable forwards, in place.
 
     Logits become float32, and their bits depend on the model and on the tokens before them: not on
     the batch, padding, the cache, how a prompt is cut, threads, instruction sets or machines. The
@@ -62,26 +63,70 @@ def attach_kernels(model: PreTrainedModel, *, max_length: int | None = None) -> 
         InexactOperationError: it computes something between its modules that has none.
     """
     check_model(model)
-    hooked = modules_with_hooks(model)
     model.requires_grad_(False)
+    _give_forms(model, max_length, training=False)
+    seal(model)
+    with fused_products(model.device):
+        rehearse(model)
+    return model
+
+
+@torch.no_grad()
+def attach_for_training(
+    model: PreTrainedModel, *, max_length: int | None = None
+) -> PreTrainedModel:
+    """Give the modules of a model portable forwards with gradients, in place.
+
+    Logits are those of `attach_kernels` and of the engine to the last bit, in ``train()`` and in
+    ``eval()``. Gradients are PyTorch's, see `.gradients`. Parameters, their names, ``state_dict``,
+    ``save_pretrained``, optimizers and gradient checkpointing are as before, and PEFT may put LoRA
+    on the attached model. Packed weights take as much memory as the parameters, beside them; they
+    are made anew in the first forward after a parameter has changed.
+
+    Where a forward without a cache is given an ``attention_mask`` but no ``position_ids``,
+    positions are counted from each row's first token, as in ``generate()``.
+
+    Args:
+        model: as of `attach_kernels`, in either mode and without dropout.
+        max_length: likewise.
+
+    Returns:
+        `model`. If an error was raised, it is of no use any more.
+
+    Raises:
+        TypeError: `model` is none of Transformers.
+        ValueError: the model, or a module that is named, has no portable form, or has dropout.
+        InexactOperationError: it computes something between its modules that has none.
+    """
+    check_model(model, training=True)
+    refuse_dropout(model)
+    cap = _give_forms(model, max_length, training=True)
+    if cap is not None:
+        model.save_pretrained = partial(_save_with_cap, model, cap)
+    _rehearse_both_modes(model)
+    prepare_forwards(model)
+    return model
+
+
+def _give_forms(model: Any, max_length: int | None, *, training: bool) -> float | None:
+    """Give the modules of a model their forms; return the cap of logits, if it has one."""
+    hooked = modules_with_hooks(model)
     register_attention()
-    model.set_attn_implementation(NAME)
-    for module in list(model.modules()):
+    model.set_attn_implementation(NAME_IN_TRAINING if training else NAME)
+    modules = list(model.modules())
+    for module in modules:
         use_rotations(module)
     replace_modules(model, lambda name, module: portable_rotary(name, module, max_length))
-    replace_modules(model, lambda name, module: portable_norm(module))
-    replace_modules(model, lambda name, module: portable_experts(module))
-    replace_modules(model, lambda name, module: portable_gated_mlp(module))
+    cap = adopt_head(model)
+    for adopt in _FORMS:
+        for module in modules:
+            adopt(module)
     replace_modules(model, lambda name, module: _activation(module))
-    _replace_head(model)
-    _replace_linear_layers(model)
-    check_they_stay(model, hooked)
-    _check_holders(model)
-    rehearse(model)
-    refuse_changes(model)
+    check_they_stay(model, hooked, training=training)
+    check_holders(model)
     if model.generation_config is not None:
         model.generation_config.cache_implementation = None  # a static cache would be refused
-    return model
+    return cap
 
 
 def _activation(module: nn.Module) -> PortableActivation | None:
@@ -89,47 +134,19 @@ def _activation(module: nn.Module) -> PortableActivation | None:
     return None if function is None else PortableActivation(function)
 
 
-def _replace_head(model: Any) -> None:
-    head = model.get_output_embeddings()
-    if type(head) is not nn.Linear:
-        return
-    name = next(name for name, module in model.named_modules() if module is head)
-    cap = take_cap(model.config)
-    put_module(model, name, PortableHead(pack_together([head])[0], head.bias, cap))
+def _save_with_cap(model: Any, cap: float, *arguments: Any, **options: Any) -> None:
+    """Save a model (``save_pretrained``) with the cap that its head has applied."""
+    model.config.final_logit_softcapping = cap
+    try:
+        type(model).save_pretrained(model, *arguments, **options)
+    finally:
+        take_cap(model.config)
 
 
-def take_cap(config: Any) -> float | None:
-    """Return the cap of logits, which the head applies from now on, and not the model's code."""
-    cap = getattr(config, "final_logit_softcapping", None)
-    if cap is not None:
-        config.final_logit_softcapping = None
-    return cap
-
-
-def _replace_linear_layers(model: nn.Module) -> None:
-    for parent in list(model.modules()):
-        layers = {
-            name: layer
-            for name, layer in parent.named_children()
-            if type(layer) in (nn.Linear, Conv1D)
-        }
-        while layers:
-            names = [name for name in TOGETHER if all(one in layers for one in TOGETHER)]
-            names = names or [next(iter(layers))]
-            group = [layers.pop(name) for name in names]
-            for name, layer, weight in zip(names, group, pack_together(group), strict=True):
-                bias: Any = layer.bias
-                setattr(parent, name, PortableLinear(weight, bias))
-        if isinstance(parent, OPTAttention):
-            scale_in_kernel(parent)
-
-
-def scale_in_kernel(attention: Any) -> None:
-    """Scale OPT's scores, not its queries, which would be rounded once more."""
-    attention.portable_scaling, attention.scaling = attention.scaling, 1.0
-
-
-def _check_holders(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        if module._parameters and not isinstance(module, _HOLDERS):
-            raise refusal(f"{name} ({type(module).__name__})", "it is not specified")
+def _rehearse_both_modes(model: nn.Module) -> None:
+    """Let the model compute in both modes, and leave each module in its own."""
+    modes = [(module, module.training) for module in model.modules()]
+    rehearse(model.eval())
+    rehearse(model.train(), with_cache=False)
+    for module, mode in modes:
+        module.training = mode

@@ -6,76 +6,91 @@ asking the module, so that a new family needs no entry, and a norm of another ki
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import nn
 
 from vllm.deterministic.fusion import Source
-from vllm.fork_kernels.portable.norm import portable_layer_norm, portable_rms_norm
 
+from .form import Form, become
+from .gradients.norm import layer_norm, rms_norm
 from .sample import TOLERANCE, difference, sample_rows
 
-
-class PortableRMSNorm(nn.Module):
-    """Args: weight [size] or None, epsilon, and what is added to the weight (1 for Gemma)."""
-
-    def __init__(self, weight: nn.Parameter | None, epsilon: float, weight_offset: float) -> None:
-        super().__init__()
-        self.weight = weight
-        self.variance_epsilon = epsilon
-        self.weight_offset = weight_offset
-        self._source = Source()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the norm of the rows of x [..., size], in its dtype."""
-        normed = portable_rms_norm(
-            x.contiguous(),
-            self.weight,
-            self.variance_epsilon,
-            weight_offset=self.weight_offset,
-            consumer=self._source.consumer,
-        )
-        return self._source.made(normed)
+__all__ = ["LayerNormForm", "RMSNormForm", "adopt_norm"]
 
 
-class PortableLayerNorm(nn.Module):
-    """Args: weight [size] or None, bias [size] or None, and epsilon."""
+class RMSNormForm(Form):
+    """RMSNorm.
 
-    def __init__(
-        self, weight: nn.Parameter | None, bias: nn.Parameter | None, epsilon: float
-    ) -> None:
-        super().__init__()
-        self.weight = weight
-        self.bias = bias
-        self.eps = epsilon
-        self._source = Source()
+    Attributes:
+        portable_epsilon: is added to the mean square.
+        portable_offset: is added to the weight (1 for Gemma).
+        portable_source: knows what takes its results.
+    """
+
+    portable_epsilon: float
+    portable_offset: float
+    portable_source: Source
+    weight: nn.Parameter
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the norm of the rows of x [..., size], in its dtype."""
-        normed = portable_layer_norm(
-            x.contiguous(), self.weight, self.bias, self.eps, consumer=self._source.consumer
-        )
-        return self._source.made(normed)
+        source = self.portable_source
+        epsilon, offset = self.portable_epsilon, self.portable_offset
+        return source.made(rms_norm(x, self.weight, epsilon, offset, source.consumer))
 
 
-def portable_norm(module: Any) -> nn.Module | None:
-    """Return the portable form of a norm over rows; None if `module` is none that is specified."""
+class LayerNormForm(Form):
+    """LayerNorm.
+
+    Attributes:
+        portable_epsilon: is added to the variance.
+        portable_source: knows what takes its results.
+    """
+
+    portable_epsilon: float
+    portable_source: Source
+    weight: nn.Parameter | None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the norm of the rows of x [..., size], in its dtype."""
+        source, bias = self.portable_source, getattr(self, "bias", None)
+        normed = layer_norm(x, self.weight, bias, self.portable_epsilon, source.consumer)
+        return source.made(normed)
+
+
+def adopt_norm(module: Any) -> None:
+    """Give a norm over rows its form; other modules, and norms of other kinds, stay as they are."""
+    found = _form_of(module)
+    if found is not None:
+        form, attributes = found
+        become(module, form, portable_source=Source(), **attributes)
+
+
+def _form_of(module: Any) -> tuple[type[Form], dict[str, float]] | None:
     if type(module) is nn.LayerNorm:
         is_of_rows = len(module.normalized_shape) == 1
-        return PortableLayerNorm(module.weight, module.bias, module.eps) if is_of_rows else None
+        return (LayerNormForm, {"portable_epsilon": module.eps}) if is_of_rows else None
     weight = getattr(module, "weight", None)
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not type(module).__name__.endswith("Norm") or epsilon is None:
         return None
     if not isinstance(weight, nn.Parameter) or weight.dim() != 1 or len(module._parameters) != 1:
         return None
-    candidates = [
-        PortableRMSNorm(weight, epsilon, 0.0),
-        PortableRMSNorm(weight, epsilon, 1.0),
-        PortableLayerNorm(weight, None, epsilon),
-    ]
     rows = sample_rows(weight.shape[0], weight.dtype, weight.device)
     expected = module(rows)
-    errors = [difference(expected, candidate(rows)) for candidate in candidates]
-    return candidates[errors.index(min(errors))] if min(errors) < TOLERANCE else None
+    candidates: list[tuple[float, type[Form], dict[str, float]]] = [
+        *(
+            (
+                difference(expected, rms_norm(rows, weight, epsilon, offset)),
+                RMSNormForm,
+                {"portable_offset": offset},
+            )
+            for offset in (0.0, 1.0)
+        ),
+        (difference(expected, layer_norm(rows, weight, None, epsilon)), LayerNormForm, {}),
+    ]
+    error, form, attributes = min(candidates, key=itemgetter(0))
+    return (form, {"portable_epsilon": epsilon, **attributes}) if error < TOLERANCE else None

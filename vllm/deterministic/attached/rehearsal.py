@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from transformers.models.opt.modeling_opt import OPTDecoder
 
-from vllm.deterministic.fusion import fused_products
 from vllm.deterministic.guard import only_exact_operations_of
 
 _DRAWS = {OPTDecoder: ("aten::rand",)}
@@ -29,7 +28,7 @@ def rehearse(model: Any, *, with_cache: bool = True) -> None:
         [[[0, 1, 1], [1, 1, 1]], [[0, 1, 2], [2, 1, 0]], [[0, 0, 1], [0, 1, 2]]],
         device=model.device,
     )
-    with fused_products(model.device), only_exact_operations_of(model, also_in=_DRAWS):
+    with only_exact_operations_of(model, also_in=_DRAWS):
         done = model(ids, attention_mask=mask, position_ids=positions, use_cache=with_cache)
         if not with_cache:
             return

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,9 +18,10 @@ from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from vllm.deterministic.positions.rope_config import frequencies_of
-from vllm.fork_kernels.portable.rotary import portable_rotate, rotary_frequencies, rotary_table
+from vllm.fork_kernels.portable.rotary import rotary_frequencies, rotary_table
 
 from ..refusal import attach_refusal as refusal
+from .gradients.rotary import Rotation
 from .sample import difference, sample_rows
 
 FIRST_POSITIONS = 4096
@@ -31,33 +31,13 @@ _FUNCTION = "apply_rotary_pos_emb"
 _ARGUMENTS = ("q", "k", "cos", "sin", "unsqueeze_dim")
 
 
-@dataclass(frozen=True)
-class Rotation:
-    """What takes the place of cosines and of sines: positions int64 [tokens], and their table."""
-
-    positions: torch.Tensor
-    table: torch.Tensor
-
-    def of(self, x: torch.Tensor, heads_dim: int) -> torch.Tensor:
-        """Return x, [batch, ..., size] with its heads at `heads_dim` (1 or 2), rotated."""
-        by_token = x.transpose(1, 2) if heads_dim == 1 else x
-        rotated = by_token.clone(memory_format=torch.contiguous_format)
-        portable_rotate(rotated.flatten(0, 1), self.positions, self.table)
-        return rotated.transpose(1, 2) if heads_dim == 1 else rotated
-
-
 class PortableRotaryEmbedding(nn.Module):
     """Makes the rotations of a forward.
 
     Args:
         frequencies: for each type of layers, None if there is but one: float32 [h] and a scale.
         limit: how many positions there may be; None for any number.
-
-    Attributes:
-        rotation: the class of rotations.
     """
-
-    rotation: type[Rotation] = Rotation
 
     def __init__(
         self, frequencies: dict[str | None, tuple[torch.Tensor, float]], limit: int | None
@@ -82,7 +62,7 @@ class PortableRotaryEmbedding(nn.Module):
         """
         positions = position_ids.expand(x.shape[0], -1).flatten().clamp(min=0)
         table = self._table(layer_type, int(positions.max()) + 1, positions.device)
-        rotation = self.rotation(positions, table)
+        rotation = Rotation(positions, table)
         return rotation, rotation
 
     def _table(self, layer_type: str | None, positions: int, device: torch.device) -> torch.Tensor:
@@ -101,10 +81,7 @@ class PortableRotaryEmbedding(nn.Module):
 
 
 def portable_rotary(
-    name: str,
-    module: Any,
-    max_length: int | None,
-    form: type[PortableRotaryEmbedding] = PortableRotaryEmbedding,
+    name: str, module: Any, max_length: int | None
 ) -> PortableRotaryEmbedding | None:
     """Return the portable form of a rotary module; None if `module` is none.
 
@@ -112,7 +89,6 @@ def portable_rotary(
         name: of the module.
         module: any.
         max_length: of the longest sequence; None for what the configuration says.
-        form: which one.
 
     Raises:
         ValueError: it is one, of a type or with frequencies that have no portable form.
@@ -131,7 +107,7 @@ def portable_rotary(
         expected = _stock_frequencies(module, kind, layer_type, longest)
         if expected.shape != frequencies.shape or difference(expected, frequencies) > 1e-5:
             raise refusal(name, "its frequencies are not those of its configuration")
-    return form(found, _limit(kinds, longest, config.max_position_embeddings))
+    return PortableRotaryEmbedding(found, _limit(kinds, longest, config.max_position_embeddings))
 
 
 def _limit(kinds: list[str], longest: int, configured: int) -> int | None:

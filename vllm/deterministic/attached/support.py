@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from vllm.fork_kernels.portable.product import has_kernels
 
 from ..refusal import attach_refusal as refusal
-from .attention import NAME, NAME_IN_TRAINING
+from .interface import NAME, NAME_IN_TRAINING
 
 
 def check_model(model: Any, *, training: bool = False) -> None:

@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ..attention import Scoring, attended
 from ..layout import Layout
+from .operation import Operation
 
 __all__ = ["attention"]
 
@@ -17,34 +18,25 @@ __all__ = ["attention"]
 def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout, scoring: Scoring
 ) -> torch.Tensor:
-    """Attend, causally (`attended`).
-
-    Args:
-        query: bfloat16 or float16 [batch, heads, num_queries, head_size].
-        key: likewise [batch, kv_heads, num_keys, head_size].
-        value: like key.
-        layout: of the batch.
-        scoring: of the layer.
-
-    Returns:
-        [batch, num_queries, heads, head_size], zero for padding.
-    """
-    return _Attention.apply(query, key, value, layout, scoring)
+    """Attend, causally; arguments and result are those of `attended`."""
+    return _Attention.of(query, key, value, layout, scoring)
 
 
-class _Attention(torch.autograd.Function):
+class _Attention(Operation):
     @staticmethod
     def forward(
-        ctx: Any,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
         layout: Layout,
         scoring: Scoring,
     ) -> torch.Tensor:
-        ctx.save_for_backward(query, key, value)
-        ctx.layout, ctx.scoring = layout, scoring
         return attended(query, key, value, layout, scoring)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        *tensors, ctx.layout, ctx.scoring = inputs
+        ctx.save_for_backward(*tensors)
 
     @staticmethod
     @once_differentiable

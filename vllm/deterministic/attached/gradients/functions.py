@@ -11,6 +11,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from vllm.fork_kernels.portable.functions import Function, portable_gated, portable_map
+from vllm.fork_kernels.portable.product import PackedWeight
+
+from .operation import Operation
 
 __all__ = ["elementwise", "gated"]
 
@@ -26,22 +29,30 @@ _FORMULAS: dict[Function, Callable[[torch.Tensor], torch.Tensor]] = {
 """Of the functions that models of Transformers apply, in PyTorch."""
 
 
-def elementwise(x: torch.Tensor, function: Function) -> torch.Tensor:
+def elementwise(
+    x: torch.Tensor, function: Function, consumer: PackedWeight | None = None
+) -> torch.Tensor:
     """Return `portable_map` of x, of any shape, in its dtype."""
-    return _Elementwise.apply(x, function)
+    return _Elementwise.of(x, function, consumer)
 
 
-def gated(x: torch.Tensor, function: Function) -> torch.Tensor:
+def gated(
+    x: torch.Tensor, function: Function, consumer: PackedWeight | None = None
+) -> torch.Tensor:
     """Return `portable_gated` of x [..., 2 * d]: [..., d] in its dtype."""
-    return _Gated.apply(x, function)
+    return _Gated.of(x, function, consumer)
 
 
-class _Elementwise(torch.autograd.Function):
+class _Elementwise(Operation):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, function: Function) -> torch.Tensor:
+    def forward(x: torch.Tensor, function: Function, consumer: PackedWeight | None) -> torch.Tensor:
+        return portable_map(x.contiguous(), function, consumer)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        x, function, _ = inputs
         ctx.save_for_backward(x)
         ctx.formula = _FORMULAS[function]
-        return portable_map(x.contiguous(), function)
 
     @staticmethod
     @once_differentiable
@@ -51,15 +62,19 @@ class _Elementwise(torch.autograd.Function):
         with torch.enable_grad():
             result = ctx.formula(value)
         (of_x,) = torch.autograd.grad(result, value, gradient.float())
-        return of_x.to(x.dtype), None
+        return of_x.to(x.dtype), None, None
 
 
-class _Gated(torch.autograd.Function):
+class _Gated(Operation):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, function: Function) -> torch.Tensor:
+    def forward(x: torch.Tensor, function: Function, consumer: PackedWeight | None) -> torch.Tensor:
+        return portable_gated(x.contiguous(), function, consumer)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        x, function, _ = inputs
         ctx.save_for_backward(x)
         ctx.formula = _FORMULAS[function]
-        return portable_gated(x.contiguous(), function)
 
     @staticmethod
     @once_differentiable
@@ -74,4 +89,4 @@ class _Gated(torch.autograd.Function):
         of_gate, of_factor = of_x.chunk(2, dim=-1)
         of_gate.copy_(torch.autograd.grad(opened, gate, gradient * factor)[0])
         of_factor.copy_(gradient * opened.detach())
-        return of_x, None
+        return of_x, None, None

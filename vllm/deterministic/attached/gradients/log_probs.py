@@ -10,6 +10,8 @@ from torch.autograd.function import once_differentiable
 from vllm.fork_kernels.portable.logits import portable_log_softmax
 from vllm.fork_kernels.portable.sampling import portable_filter
 
+from .operation import Operation
+
 __all__ = ["filtered", "log_probs_of"]
 
 _ROWS = 256
@@ -28,7 +30,7 @@ def filtered(logits: torch.Tensor, temperature: float, top_k: int, top_p: float)
     Returns:
         float32 [n, vocab_size], -infinity where a token is removed; such a logit has no gradient.
     """
-    return _Filter.apply(logits, temperature, top_k, top_p)
+    return _Filter.of(logits, temperature, top_k, top_p)
 
 
 def log_probs_of(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
@@ -41,21 +43,21 @@ def log_probs_of(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     Returns:
         float32 [n].
     """
-    return _LogProbs.apply(logits, token_ids)
+    return _LogProbs.of(logits, token_ids)
 
 
-class _Filter(torch.autograd.Function):
+class _Filter(Operation):
     @staticmethod
-    def forward(
-        ctx: Any, logits: torch.Tensor, temperature: float, top_k: int, top_p: float
-    ) -> torch.Tensor:
-        ctx.temperature = temperature
+    def forward(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
         rows = logits.new_ones(len(logits))
-        result = portable_filter(
+        return portable_filter(
             logits, rows * temperature, (rows * top_k).int(), rows * top_p, rows * 0
         )
-        ctx.save_for_backward(result)
-        return result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        ctx.temperature = inputs[1]
+        ctx.save_for_backward(output)
 
     @staticmethod
     @once_differentiable
@@ -65,12 +67,15 @@ class _Filter(torch.autograd.Function):
         return of_logits, None, None, None
 
 
-class _LogProbs(torch.autograd.Function):
+class _LogProbs(Operation):
     @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(logits, token_ids)
+    def forward(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         parts = zip(logits.split(_ROWS), token_ids.unsqueeze(1).split(_ROWS), strict=True)
         return torch.cat([portable_log_softmax(rows).gather(1, ids) for rows, ids in parts])[:, 0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     @once_differentiable

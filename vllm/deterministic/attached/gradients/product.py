@@ -7,14 +7,17 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from vllm.deterministic import fusion
 from vllm.fork_kernels.portable.product import PackedWeight, portable_product, sum_partials
+
+from .operation import Operation
 
 __all__ = ["product", "sum_with_share"]
 
 
 def product(
     x: torch.Tensor,
-    weight: torch.Tensor,
+    weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     packed: PackedWeight,
     dtype: torch.dtype | None = None,
@@ -24,7 +27,7 @@ def product(
     Args:
         x: float32, bfloat16 or float16 [..., in_features]; the last dimension is contiguous.
         weight: bfloat16 or float16 [out_features, in_features], which gets the gradient; products
-            of backward are in its dtype.
+            of backward are in its dtype. Without it there is no backward.
         bias: [out_features] or None.
         packed: the same weight, packed.
         dtype: of the result; that of `x` if None.
@@ -32,7 +35,10 @@ def product(
     Returns:
         [..., out_features].
     """
-    return _Product.apply(x, weight, bias, packed, dtype)
+    fusion.takes(packed, x)
+    if weight is None:
+        return portable_product(x, packed, bias, dtype)
+    return _Product.of(x, weight, bias, packed, dtype)
 
 
 def sum_with_share(
@@ -49,22 +55,25 @@ def sum_with_share(
     Returns:
         [n, out_features].
     """
-    return _SumWithShare.apply(sums, share, bias, dtype)
+    return _SumWithShare.of(sums, share, bias, dtype)
 
 
-class _Product(torch.autograd.Function):
+class _Product(Operation):
     @staticmethod
     def forward(
-        ctx: Any,
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         packed: PackedWeight,
         dtype: torch.dtype | None,
     ) -> torch.Tensor:
+        return portable_product(x, packed, bias, dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        x, weight, bias, *_ = inputs
         ctx.save_for_backward(x, weight)
         ctx.bias_dtype = None if bias is None else bias.dtype
-        return portable_product(x, packed, bias, dtype)
 
     @staticmethod
     @once_differentiable
@@ -78,17 +87,17 @@ class _Product(torch.autograd.Function):
         return of_x, of_weight, of_bias, None, None
 
 
-class _SumWithShare(torch.autograd.Function):
+class _SumWithShare(Operation):
     @staticmethod
     def forward(
-        ctx: Any,
-        sums: torch.Tensor,
-        share: torch.Tensor,
-        bias: torch.Tensor | None,
-        dtype: torch.dtype,
+        sums: torch.Tensor, share: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
     ) -> torch.Tensor:
-        ctx.bias_dtype = None if bias is None else bias.dtype
         return sum_partials(torch.stack((sums, share)), bias, dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        bias = inputs[2]
+        ctx.bias_dtype = None if bias is None else bias.dtype
 
     @staticmethod
     @once_differentiable

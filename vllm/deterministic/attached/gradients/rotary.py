@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from ..rotary import PortableRotaryEmbedding, Rotation
+from vllm.fork_kernels.portable.rotary import portable_rotate
 
-__all__ = ["DifferentiableRotaryEmbedding"]
+from .operation import Operation
+
+__all__ = ["Rotation"]
 
 
-class _DifferentiableRotation(Rotation):
+@dataclass(frozen=True)
+class Rotation:
+    """What takes the place of cosines and of sines: positions int64 [tokens], and their table."""
+
+    positions: torch.Tensor
+    table: torch.Tensor
+
     @cached_property
     def back(self) -> Rotation:
         """The rotation by the negative angles, which is the transposed one."""
@@ -21,23 +30,21 @@ class _DifferentiableRotation(Rotation):
         return Rotation(self.positions, torch.cat((cosines, -sines), dim=-1))
 
     def of(self, x: torch.Tensor, heads_dim: int) -> torch.Tensor:
-        """Return x rotated, as `Rotation.of` does."""
-        return _Rotate.apply(x, self, heads_dim)
+        """Return x, [batch, ..., size] with its heads at `heads_dim` (1 or 2), rotated."""
+        return _Rotate.of(x, self, heads_dim)
 
 
-class DifferentiableRotaryEmbedding(PortableRotaryEmbedding):
-    """Makes rotations through which gradients go back."""
-
-    rotation = _DifferentiableRotation
-
-
-class _Rotate(torch.autograd.Function):
+class _Rotate(Operation):
     @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, rotation: _DifferentiableRotation, heads_dim: int
-    ) -> torch.Tensor:
-        ctx.rotation, ctx.heads_dim = rotation, heads_dim
-        return Rotation(rotation.positions, rotation.table).of(x, heads_dim)
+    def forward(x: torch.Tensor, rotation: Rotation, heads_dim: int) -> torch.Tensor:
+        by_token = x.transpose(1, 2) if heads_dim == 1 else x
+        rotated = by_token.clone(memory_format=torch.contiguous_format)
+        portable_rotate(rotated.flatten(0, 1), rotation.positions, rotation.table)
+        return rotated.transpose(1, 2) if heads_dim == 1 else rotated
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+        _, ctx.rotation, ctx.heads_dim = inputs
 
     @staticmethod
     @once_differentiable

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from ..attention import NAME, NAME_IN_TRAINING
-from ..gradients.log_probs import filtered, log_probs_of
 from .forward import refuse_autocast
+from .gradients.log_probs import filtered, log_probs_of
+from .interface import NAME, NAME_IN_TRAINING
 
 __all__ = ["log_probs_of_tokens"]
 

@@ -41,12 +41,15 @@ class _State:
 
 
 class Following(Generic[T]):
-    """Something that is made of parameters.
+    """Something that is made of parameters, until it is sealed.
 
     Args:
         make: makes it of the parameters and of what `of` gets; a function of a module, so that it
             can be copied.
         sources: modules, and the names of their parameters.
+
+    Attributes:
+        sources: likewise; none of what is sealed.
     """
 
     _made: T | None
@@ -65,6 +68,8 @@ class Following(Generic[T]):
         Args:
             options: for `make`, behind the parameters.
         """
+        if self._made is not None and not self.sources:
+            return self._made
         parameters = self._parameters()
         states = [_State.of(parameter) for parameter in parameters]
         if self._made is None or (states, options) != (self._states, self._options):
@@ -73,6 +78,16 @@ class Following(Generic[T]):
                 self._digests = [_digest(parameter) for parameter in parameters]
             self._states, self._options = states, options
         return self._made
+
+    def seal(self) -> None:
+        """Make it once and for all, and give None to the modules in the place of parameters."""
+        self._forget()
+        with torch.no_grad():
+            self._made = self._make(*(one.detach() for one in self._parameters()))
+        for module, name in self.sources:
+            delattr(module, name)
+            setattr(module, name, None)
+        self.sources = []
 
     def check_bytes(self) -> None:
         """Forget what was made if a parameter was written to in a way that raises no version."""
@@ -93,12 +108,13 @@ class Following(Generic[T]):
         return [getattr(module, name) for module, name in self.sources]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy takes along: a copied model makes its own."""
-        return {"_make": self._make, "sources": self.sources}
+        """Return what a copy takes along: it makes its own, unless that is sealed."""
+        made = {} if self.sources else {"_made": self._made}
+        return {"_make": self._make, "sources": self.sources, **made}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
         self._forget()
+        self.__dict__.update(state)
 
 
 @torch.no_grad()

@@ -14,14 +14,14 @@ from torch import nn
 
 from vllm.fork_kernels.portable.product import PackedWeight
 
-from ...refusal import attach_refusal as refusal
-from ..gradients.product import product, sum_with_share
-from ..linear import pack_matrices
-from .classes import Form, become
+from ..refusal import attach_refusal as refusal
 from .following import Following
-from .modules import TrainedHead, TrainedLinear
+from .form import Form, become
+from .gradients.product import product, sum_with_share
+from .linear import HeadForm, LinearForm
+from .weights import pack_matrices
 
-__all__ = ["TrainedLora", "adopt_adapters"]
+__all__ = ["LoraForm", "adopt_adapters"]
 
 
 class AdapterWeights(Following[tuple[list[PackedWeight], list[PackedWeight]]]):
@@ -32,7 +32,7 @@ class AdapterWeights(Following[tuple[list[PackedWeight], list[PackedWeight]]]):
         wrappers: of these layers.
     """
 
-    def __init__(self, name: str, wrappers: list[TrainedLora]) -> None:
+    def __init__(self, name: str, wrappers: list[LoraForm]) -> None:
         reductions = [(wrapper.lora_A[name], "weight") for wrapper in wrappers]
         expansions = [(wrapper.lora_B[name], "weight") for wrapper in wrappers]
         super().__init__(_pack, reductions + expansions)
@@ -40,7 +40,7 @@ class AdapterWeights(Following[tuple[list[PackedWeight], list[PackedWeight]]]):
         self._wrappers = wrappers
 
     def of_wrapper(
-        self, wrapper: TrainedLora, dtype: torch.dtype
+        self, wrapper: LoraForm, dtype: torch.dtype
     ) -> tuple[PackedWeight, PackedWeight]:
         """Return A and B of one of the layers, in a dtype."""
         scales = tuple(float(one.scaling[self._name]) for one in self._wrappers)
@@ -52,7 +52,7 @@ class AdapterWeights(Following[tuple[list[PackedWeight], list[PackedWeight]]]):
         return {**super().__getstate__(), "_name": self._name, "_wrappers": self._wrappers}
 
 
-class TrainedLora(Form):
+class LoraForm(Form):
     """PEFT's LoRA layer.
 
     Attributes:
@@ -69,6 +69,10 @@ class TrainedLora(Form):
     active_adapters: list[str]
     disable_adapters: bool
     merged: bool
+
+    def own_followings(self) -> list[Following[Any]]:
+        """Return the packed adapters."""
+        return list(self.portable_adapters.values())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [..., out_features] of x [..., in_features] with the active adapter, in its dtype.
@@ -129,16 +133,16 @@ def _is_tuner(module: nn.Module) -> bool:
 
 
 def _adopt(name: str, module: Any) -> None:
-    if not isinstance(module, TrainedLora):
+    if not isinstance(module, LoraForm):
         from peft.tuners.lora.layer import Linear
 
         if type(module) is not Linear:
             raise refusal(
                 f"{name} ({type(module).__name__})", "of PEFT only LoRA of linear layers is known"
             )
-        become(module, TrainedLora, portable_adapters={})
+        become(module, LoraForm, portable_adapters={})
     base = module.base_layer
-    if not isinstance(base, TrainedLinear) or isinstance(base, TrainedHead):
+    if not isinstance(base, LinearForm) or isinstance(base, HeadForm):
         raise refusal(name, "an adapter of an embedding, the head, or another adapter is unknown")
     for adapter in module.lora_A:
         if adapter in module.lora_variant or module.lora_bias[adapter]:

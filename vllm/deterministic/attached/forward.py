@@ -1,4 +1,4 @@
-"""What is done before an attached model that trains computes."""
+"""What is done before an attached model that is not sealed computes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ...refusal import attach_refusal as refusal
-from .adapters import TrainedLora, adopt_adapters
-from .classes import Form
+from ..refusal import attach_refusal as refusal
+from .adapters import adopt_adapters
 from .dropout import refuse_dropout
-from .following import Following
+from .form import followings
 from .holders import check_holders
 
 __all__ = ["prepare_forwards", "refuse_autocast"]
@@ -61,21 +60,10 @@ def _prepare(
     check_holders(model)
     if model.training:
         refuse_dropout(model)
-    for following in _followings(model):
+    for following in followings(model):
         following.check_bytes()
     if takes_positions and options.get("position_ids") is None:
         mask = options.get("attention_mask")
         if isinstance(mask, torch.Tensor) and mask.dim() == 2:
             options = {**options, "position_ids": (mask.long().cumsum(1) - 1).clamp(min=0)}
     return arguments, options
-
-
-def _followings(model: nn.Module) -> list[Following[Any]]:
-    """Return all that follows parameters of a model, each once."""
-    found: list[Any] = []
-    for module in model.modules():
-        if isinstance(module, TrainedLora):
-            found += module.portable_adapters.values()
-        elif isinstance(module, Form):
-            found += [one for one in vars(module).values() if isinstance(one, Following)]
-    return list({id(one): one for one in found}.values())

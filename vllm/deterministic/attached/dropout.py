@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from ...refusal import attach_refusal as refusal
+from ..refusal import attach_refusal as refusal
 
 __all__ = ["refuse_dropout"]
 

@@ -1,4 +1,7 @@
-"""What would change the weights of an attached model says so, and changes nothing."""
+"""Models for inference: packed weights take the place of parameters.
+
+What would change them says so, and changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,10 @@ from typing import Any, NoReturn
 
 import torch
 from transformers import PreTrainedModel
+
+from .form import followings
+
+__all__ = ["seal", "without_gradient"]
 
 _INFERENCE = (
     "an attached model is for inference, since its kernels have no gradients: train the model of "
@@ -40,8 +47,13 @@ def without_gradient(logits: torch.Tensor) -> torch.Tensor:
     return _NoGradient.apply(logits, logits.new_empty(0, requires_grad=True))
 
 
-def refuse_changes(model: PreTrainedModel) -> None:
-    """Let the ways to save a model of Transformers, and to load its weights, raise a ValueError."""
+def seal(model: PreTrainedModel) -> None:
+    """Pack the weights of a model, one after the other in the place of the parameters.
+
+    The ways to save it, and to load its weights, raise a ValueError from then on.
+    """
+    for following in followings(model):
+        following.seal()
     model.save_pretrained = _refuse_to_save
     for module in model.modules():  # any of them may be told to load
         module.register_load_state_dict_pre_hook(_refuse_weights)

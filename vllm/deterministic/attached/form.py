@@ -11,11 +11,17 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["Form", "become"]
+from .following import Following
+
+__all__ = ["Form", "become", "followings"]
 
 
 class Form:
     """The portable forward of a module, mixed into the module's own class."""
+
+    def own_followings(self) -> list[Following[Any]]:
+        """Return what the form reads that follows parameters."""
+        return [one for one in vars(self).values() if isinstance(one, Following)]
 
 
 _CLASSES: dict[tuple[type[Form], type[nn.Module]], type[nn.Module]] = {}
@@ -40,3 +46,10 @@ def _class_of(form: type[Form], own: type[nn.Module]) -> type[nn.Module]:
         members = {"__module__": own.__module__, "__qualname__": own.__qualname__}
         _CLASSES[form, own] = type(own.__name__, (form, own), members)
     return _CLASSES[form, own]
+
+
+def followings(model: nn.Module) -> list[Following[Any]]:
+    """Return all that follows parameters of a model, each once."""
+    forms = [module for module in model.modules() if isinstance(module, Form)]
+    found = {id(one): one for form in forms for one in form.own_followings()}
+    return list(found.values())

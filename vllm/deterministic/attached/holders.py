@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...refusal import attach_refusal as refusal
-from .adapters import TrainedLora
-from .classes import Form
+from ..refusal import attach_refusal as refusal
+from .adapters import LoraForm
 from .following import Following
+from .form import Form
 
 __all__ = ["check_holders"]
 
@@ -27,7 +27,7 @@ def check_holders(model: nn.Module) -> None:
     modules = {id(module) for module in model.modules()}
     of_adapters: set[int] = set()
     for name, module in model.named_modules():
-        if isinstance(module, TrainedLora):
+        if isinstance(module, LoraForm):
             parts = (*module.lora_A.modules(), *module.lora_B.modules())
             of_adapters.update(id(part) for part in parts)
         if id(module) in of_adapters:

@@ -1,0 +1,120 @@
+"""The portable attention as Transformers calls it (``AttentionInterface``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.models.opt.modeling_opt import OPTAttention
+
+from ..refusal import attach_refusal as refusal
+from .attention import Scoring
+from .gradients.attention import attention
+from .layout import Layout, make_layout
+
+__all__ = ["NAME", "NAME_IN_TRAINING", "register_attention", "scale_in_kernel"]
+
+NAME = "vllm_deterministic"
+"""Of the attention implementation (``config._attn_implementation``)."""
+
+NAME_IN_TRAINING = "vllm_deterministic_training"
+"""Of that of models that are attached to be trained."""
+
+_KNOWN_TENSORS = ("position_ids", "cache_position")
+
+
+def register_attention() -> None:
+    """Make both implementations known to Transformers."""
+    for name, function in ((NAME, attend_in_evaluation), (NAME_IN_TRAINING, attend)):
+        AttentionInterface.register(name, function)
+        AttentionMaskInterface.register(name, make_layout)
+
+
+def scale_in_kernel(module: Any) -> None:
+    """Scale OPT's scores, not its queries, which would be rounded once more."""
+    if isinstance(module, OPTAttention):
+        module.portable_scaling, module.scaling = module.scaling, 1.0
+
+
+def attend_in_evaluation(
+    module: nn.Module, *arguments: Any, **others: Any
+) -> tuple[torch.Tensor, None]:
+    """Attend as `attend` does, but refuse training mode.
+
+    Raises:
+        ValueError: the layer is in training mode, or see `attend`.
+    """
+    if module.training:
+        raise refusal(type(module).__name__, "it is in training mode: call eval()")
+    return attend(module, *arguments, **others)
+
+
+def attend(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Layout | torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend, causally.
+
+    Args:
+        module: the attention layer. Its ``portable_scaling``, if it has one, is the scale instead.
+        query: bfloat16 or float16 [batch, heads, num_queries, head_size].
+        key: likewise [batch, kv_heads, num_keys, head_size].
+        value: like key.
+        attention_mask: of `make_layout`.
+        scaling: of scores.
+        sliding_window: how many tokens a query sees, itself included; None for all before it.
+        softcap: of scores.
+        others: what other implementations need.
+
+    Returns:
+        [batch, num_queries, heads, head_size], zero for padding, and None for weights.
+
+    Raises:
+        ValueError: something is asked for that has no portable form.
+    """
+    if others.get("dropout"):
+        raise refusal(f"dropout={others['dropout']} of attention", "its draws are not specified")
+    layout = _checked_layout(module, attention_mask, key.shape[2], sliding_window, others)
+    scale = getattr(module, "portable_scaling", scaling)
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scoring = Scoring(scale, sliding_window or 0, softcap or 0.0)
+    return attention(query, key, value, layout, scoring), None
+
+
+def _checked_layout(
+    module: Any,
+    layout: Layout | torch.Tensor | None,
+    num_keys: int,
+    window: int | None,
+    others: dict[str, Any],
+) -> Layout:
+    """Return `layout`, if what `attend` was called with has a portable form.
+
+    Raises:
+        ValueError: it has none.
+    """
+    name = type(module).__name__
+    if not isinstance(layout, Layout):
+        raise refusal("this attention_mask", "only 2D masks with padding at the ends are specified")
+    if not getattr(module, "is_causal", True) or others.get("is_causal") is False:
+        raise refusal(name, "only causal attention is specified")
+    if others.get("output_attentions"):
+        raise refusal("output_attentions=True", "the kernel has no table of weights")
+    for argument, value in others.items():
+        if isinstance(value, torch.Tensor) and argument not in _KNOWN_TENSORS:
+            raise refusal(name, f"its attention with {argument} is not specified")
+    if layout.num_keys != num_keys or layout.num_seen != min(window or num_keys, num_keys):
+        raise refusal(name, "its mask is not that of causal attention with its sliding window")
+    if others.get("position_ids") is None:
+        raise refusal(name, "it is not told the positions of its tokens, which must be checked")
+    layout.check_positions(others["position_ids"])
+    return layout
