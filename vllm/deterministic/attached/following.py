@@ -85,7 +85,6 @@ class Following(Generic[T]):
         with torch.no_grad():
             self._made = self._make(*(one.detach() for one in self._parameters()))
         for module, name in self.sources:
-            delattr(module, name)
             setattr(module, name, None)
         self.sources = []
 

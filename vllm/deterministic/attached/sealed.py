@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
-from .form import followings
+from .form import Form, followings
 
 __all__ = ["seal", "without_gradient"]
 
@@ -55,8 +56,17 @@ def seal(model: PreTrainedModel) -> None:
     for following in followings(model):
         following.seal()
     model.save_pretrained = _refuse_to_save
-    for module in model.modules():  # any of them may be told to load
-        module.register_load_state_dict_pre_hook(_refuse_weights)
+    for module in model.modules():
+        if isinstance(module, Form):
+            _keep_none_at_hand(module)
+        module.register_load_state_dict_pre_hook(_refuse_weights)  # any may be told to load
+
+
+def _keep_none_at_hand(module: nn.Module) -> None:
+    """Let parameters that are None be attributes, which PyTorch finds before all parameters."""
+    for name in [name for name, parameter in module._parameters.items() if parameter is None]:
+        delattr(module, name)
+        setattr(module, name, None)
 
 
 def _refuse_to_save(*arguments: Any, **options: Any) -> NoReturn:

@@ -4,7 +4,7 @@ Forward is the operation itself, with its specified bits. Backward is PyTorch's:
 formulas at the numbers that went in, as if nothing in forward had been rounded (the
 straight-through estimator of Bengio et al., 2013). So the bits of gradients are not specified.
 
-* :mod:`.operation` - what they have in common: without a gradient, the operation alone is called.
+* :mod:`.asked` - whether a gradient is asked for; if not, the operation is called by itself.
 * :mod:`.product` - products, and the sum of a product and an adapter's.
 * :mod:`.norm`, :mod:`.rotary`, :mod:`.attention`, :mod:`.functions` - what layers are made of.
 * :mod:`.mixture` - the weights and the sums of experts.

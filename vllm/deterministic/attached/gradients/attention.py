@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ..attention import Scoring, attended
 from ..layout import Layout
-from .operation import Operation
+from .asked import is_asked
 
 __all__ = ["attention"]
 
@@ -19,24 +19,24 @@ def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout, scoring: Scoring
 ) -> torch.Tensor:
     """Attend, causally; arguments and result are those of `attended`."""
-    return _Attention.of(query, key, value, layout, scoring)
+    if is_asked(query, key, value):
+        return _Attention.apply(query, key, value, layout, scoring)
+    return attended(query, key, value, layout, scoring)
 
 
-class _Attention(Operation):
+class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
+        ctx: Any,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
         layout: Layout,
         scoring: Scoring,
     ) -> torch.Tensor:
+        ctx.save_for_backward(query, key, value)
+        ctx.layout, ctx.scoring = layout, scoring
         return attended(query, key, value, layout, scoring)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        *tensors, ctx.layout, ctx.scoring = inputs
-        ctx.save_for_backward(*tensors)
 
     @staticmethod
     @once_differentiable

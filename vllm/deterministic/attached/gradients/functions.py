@@ -13,7 +13,7 @@ from torch.nn import functional
 from vllm.fork_kernels.portable.functions import Function, portable_gated, portable_map
 from vllm.fork_kernels.portable.product import PackedWeight
 
-from .operation import Operation
+from .asked import is_asked
 
 __all__ = ["elementwise", "gated"]
 
@@ -33,26 +33,26 @@ def elementwise(
     x: torch.Tensor, function: Function, consumer: PackedWeight | None = None
 ) -> torch.Tensor:
     """Return `portable_map` of x, of any shape, in its dtype."""
-    return _Elementwise.of(x, function, consumer)
+    if is_asked(x):
+        return _Elementwise.apply(x, function)
+    return portable_map(x.contiguous(), function, consumer)
 
 
 def gated(
     x: torch.Tensor, function: Function, consumer: PackedWeight | None = None
 ) -> torch.Tensor:
     """Return `portable_gated` of x [..., 2 * d]: [..., d] in its dtype."""
-    return _Gated.of(x, function, consumer)
+    if is_asked(x):
+        return _Gated.apply(x, function)
+    return portable_gated(x.contiguous(), function, consumer)
 
 
-class _Elementwise(Operation):
+class _Elementwise(torch.autograd.Function):
     @staticmethod
-    def forward(x: torch.Tensor, function: Function, consumer: PackedWeight | None) -> torch.Tensor:
-        return portable_map(x.contiguous(), function, consumer)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        x, function, _ = inputs
+    def forward(ctx: Any, x: torch.Tensor, function: Function) -> torch.Tensor:
         ctx.save_for_backward(x)
         ctx.formula = _FORMULAS[function]
+        return portable_map(x.contiguous(), function)
 
     @staticmethod
     @once_differentiable
@@ -62,19 +62,15 @@ class _Elementwise(Operation):
         with torch.enable_grad():
             result = ctx.formula(value)
         (of_x,) = torch.autograd.grad(result, value, gradient.float())
-        return of_x.to(x.dtype), None, None
+        return of_x.to(x.dtype), None
 
 
-class _Gated(Operation):
+class _Gated(torch.autograd.Function):
     @staticmethod
-    def forward(x: torch.Tensor, function: Function, consumer: PackedWeight | None) -> torch.Tensor:
-        return portable_gated(x.contiguous(), function, consumer)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        x, function, _ = inputs
+    def forward(ctx: Any, x: torch.Tensor, function: Function) -> torch.Tensor:
         ctx.save_for_backward(x)
         ctx.formula = _FORMULAS[function]
+        return portable_gated(x.contiguous(), function)
 
     @staticmethod
     @once_differentiable
@@ -89,4 +85,4 @@ class _Gated(Operation):
         of_gate, of_factor = of_x.chunk(2, dim=-1)
         of_gate.copy_(torch.autograd.grad(opened, gate, gradient * factor)[0])
         of_factor.copy_(gradient * opened.detach())
-        return of_x, None, None
+        return of_x, None

@@ -10,8 +10,6 @@ from torch.autograd.function import once_differentiable
 from vllm.fork_kernels.portable.logits import portable_log_softmax
 from vllm.fork_kernels.portable.sampling import portable_filter
 
-from .operation import Operation
-
 __all__ = ["filtered", "log_probs_of"]
 
 _ROWS = 256
@@ -30,7 +28,7 @@ def filtered(logits: torch.Tensor, temperature: float, top_k: int, top_p: float)
     Returns:
         float32 [n, vocab_size], -infinity where a token is removed; such a logit has no gradient.
     """
-    return _Filter.of(logits, temperature, top_k, top_p)
+    return _Filter.apply(logits, temperature, top_k, top_p)
 
 
 def log_probs_of(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
@@ -43,21 +41,21 @@ def log_probs_of(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     Returns:
         float32 [n].
     """
-    return _LogProbs.of(logits, token_ids)
+    return _LogProbs.apply(logits, token_ids)
 
 
-class _Filter(Operation):
+class _Filter(torch.autograd.Function):
     @staticmethod
-    def forward(logits: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
+    def forward(
+        ctx: Any, logits: torch.Tensor, temperature: float, top_k: int, top_p: float
+    ) -> torch.Tensor:
+        ctx.temperature = temperature
         rows = logits.new_ones(len(logits))
-        return portable_filter(
+        result = portable_filter(
             logits, rows * temperature, (rows * top_k).int(), rows * top_p, rows * 0
         )
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        ctx.temperature = inputs[1]
-        ctx.save_for_backward(output)
+        ctx.save_for_backward(result)
+        return result
 
     @staticmethod
     @once_differentiable
@@ -67,15 +65,12 @@ class _Filter(Operation):
         return of_logits, None, None, None
 
 
-class _LogProbs(Operation):
+class _LogProbs(torch.autograd.Function):
     @staticmethod
-    def forward(logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, logits: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(logits, token_ids)
         parts = zip(logits.split(_ROWS), token_ids.unsqueeze(1).split(_ROWS), strict=True)
         return torch.cat([portable_log_softmax(rows).gather(1, ids) for rows, ids in parts])[:, 0]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     @once_differentiable

@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from vllm.deterministic.mixtures import experts, routing
 
-from .operation import Operation, asks_for_gradient
+from .asked import is_asked
 
 __all__ = ["route", "weighted_sums"]
 
@@ -21,28 +21,28 @@ def route(
 
     Weights have gradients; which experts are chosen has none, as in Transformers.
     """
-    return _Routing.of(logits, count, is_renormalised)
+    if is_asked(logits):
+        return _Routing.apply(logits, count, is_renormalised)
+    return routing.route(logits, count, is_renormalised=is_renormalised)
 
 
 def weighted_sums(outputs: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Add the experts of each token (`experts.weighted_sums`)."""
-    if not asks_for_gradient(outputs, weights):
-        return experts.weighted_sums(outputs, weights, dtype)  # in the memory of outputs
-    return _WeightedSums.apply(outputs, weights, dtype)
+    """Add the experts of each token (`experts.weighted_sums`); with a gradient, outputs stay."""
+    if is_asked(outputs, weights):
+        return _WeightedSums.apply(outputs, weights, dtype)
+    return experts.weighted_sums(outputs, weights, dtype)
 
 
-class _Routing(Operation):
+class _Routing(torch.autograd.Function):
     @staticmethod
     def forward(
-        logits: torch.Tensor, count: int, is_renormalised: bool
+        ctx: Any, logits: torch.Tensor, count: int, is_renormalised: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return routing.route(logits, count, is_renormalised=is_renormalised)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-        logits, _, ctx.is_renormalised = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(logits, *output)
+        weights, indices = routing.route(logits, count, is_renormalised=is_renormalised)
+        ctx.mark_non_differentiable(indices)
+        ctx.save_for_backward(logits, weights, indices)
+        ctx.is_renormalised = is_renormalised
+        return weights, indices
 
     @staticmethod
     @once_differentiable
@@ -59,14 +59,13 @@ class _Routing(Operation):
         return of_logits.to(logits.dtype), None, None
 
 
-class _WeightedSums(Operation):
+class _WeightedSums(torch.autograd.Function):
     @staticmethod
-    def forward(outputs: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def forward(
+        ctx: Any, outputs: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        ctx.save_for_backward(outputs, weights)
         return experts.weighted_sums(outputs.clone(), weights, dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        ctx.save_for_backward(*inputs[:2])
 
     @staticmethod
     @once_differentiable

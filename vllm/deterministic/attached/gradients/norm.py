@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from vllm.fork_kernels.portable.norm import portable_layer_norm, portable_rms_norm
 from vllm.fork_kernels.portable.product import PackedWeight
 
-from .operation import Operation
+from .asked import is_asked
 
 __all__ = ["layer_norm", "rms_norm"]
 
@@ -23,7 +23,11 @@ def rms_norm(
     consumer: PackedWeight | None = None,
 ) -> torch.Tensor:
     """Return `portable_rms_norm` of rows of x [..., size], in its dtype."""
-    return _RMSNorm.of(x, weight, epsilon, weight_offset, consumer)
+    if is_asked(x, weight):
+        return _RMSNorm.apply(x, weight, epsilon, weight_offset)
+    return portable_rms_norm(
+        x.contiguous(), weight, epsilon, weight_offset=weight_offset, consumer=consumer
+    )
 
 
 def layer_norm(
@@ -34,26 +38,19 @@ def layer_norm(
     consumer: PackedWeight | None = None,
 ) -> torch.Tensor:
     """Return `portable_layer_norm` of rows of x [..., size], in its dtype."""
-    return _LayerNorm.of(x, weight, bias, epsilon, consumer)
+    if is_asked(x, weight, bias):
+        return _LayerNorm.apply(x, weight, bias, epsilon)
+    return portable_layer_norm(x.contiguous(), weight, bias, epsilon, consumer=consumer)
 
 
-class _RMSNorm(Operation):
+class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        epsilon: float,
-        weight_offset: float,
-        consumer: PackedWeight | None,
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, epsilon: float, weight_offset: float
     ) -> torch.Tensor:
-        return portable_rms_norm(
-            x.contiguous(), weight, epsilon, weight_offset=weight_offset, consumer=consumer
-        )
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        x, weight, ctx.epsilon, ctx.weight_offset, _ = inputs
         ctx.save_for_backward(x, weight)
+        ctx.epsilon, ctx.weight_offset = epsilon, weight_offset
+        return portable_rms_norm(x.contiguous(), weight, epsilon, weight_offset=weight_offset)
 
     @staticmethod
     @once_differentiable
@@ -65,25 +62,21 @@ class _RMSNorm(Operation):
         of_normed = gradient * (weight.float() + ctx.weight_offset)
         of_x = scale * (of_normed - normed * (of_normed * normed).mean(-1, keepdim=True))
         of_weight = (gradient * normed).flatten(0, -2).sum(0).to(weight.dtype)
-        return of_x.to(x.dtype), of_weight, None, None, None
+        return of_x.to(x.dtype), of_weight, None, None
 
 
-class _LayerNorm(Operation):
+class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(
+        ctx: Any,
         x: torch.Tensor,
         weight: torch.Tensor | None,
         bias: torch.Tensor | None,
         epsilon: float,
-        consumer: PackedWeight | None,
     ) -> torch.Tensor:
-        return portable_layer_norm(x.contiguous(), weight, bias, epsilon, consumer=consumer)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        x, weight, bias, ctx.epsilon, _ = inputs
         ctx.save_for_backward(x, weight)
-        ctx.bias_dtype = None if bias is None else bias.dtype
+        ctx.epsilon, ctx.bias_dtype = epsilon, None if bias is None else bias.dtype
+        return portable_layer_norm(x.contiguous(), weight, bias, epsilon)
 
     @staticmethod
     @once_differentiable
@@ -101,4 +94,4 @@ class _LayerNorm(Operation):
             of_weight = (gradient * normed).flatten(0, -2).sum(0).to(weight.dtype)
         if ctx.bias_dtype is not None:
             of_bias = gradient.flatten(0, -2).sum(0).to(ctx.bias_dtype)
-        return of_x.to(x.dtype), of_weight, of_bias, None, None
+        return of_x.to(x.dtype), of_weight, of_bias, None

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from vllm.deterministic import fusion
 from vllm.fork_kernels.portable.product import PackedWeight, portable_product, sum_partials
 
-from .operation import Operation
+from .asked import is_asked
 
 __all__ = ["product", "sum_with_share"]
 
@@ -27,7 +27,7 @@ def product(
     Args:
         x: float32, bfloat16 or float16 [..., in_features]; the last dimension is contiguous.
         weight: bfloat16 or float16 [out_features, in_features], which gets the gradient; products
-            of backward are in its dtype. Without it there is no backward.
+            of backward are in its dtype; None if the packed one alone is there, for no gradients.
         bias: [out_features] or None.
         packed: the same weight, packed.
         dtype: of the result; that of `x` if None.
@@ -36,9 +36,9 @@ def product(
         [..., out_features].
     """
     fusion.takes(packed, x)
-    if weight is None:
-        return portable_product(x, packed, bias, dtype)
-    return _Product.of(x, weight, bias, packed, dtype)
+    if weight is not None and is_asked(x, weight, bias):
+        return _Product.apply(x, weight, bias, packed, dtype)
+    return portable_product(x, packed, bias, dtype)
 
 
 def sum_with_share(
@@ -55,25 +55,22 @@ def sum_with_share(
     Returns:
         [n, out_features].
     """
-    return _SumWithShare.of(sums, share, bias, dtype)
+    return _SumWithShare.apply(sums, share, bias, dtype)
 
 
-class _Product(Operation):
+class _Product(torch.autograd.Function):
     @staticmethod
     def forward(
+        ctx: Any,
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         packed: PackedWeight,
         dtype: torch.dtype | None,
     ) -> torch.Tensor:
-        return portable_product(x, packed, bias, dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        x, weight, bias, *_ = inputs
         ctx.save_for_backward(x, weight)
         ctx.bias_dtype = None if bias is None else bias.dtype
+        return portable_product(x, packed, bias, dtype)
 
     @staticmethod
     @once_differentiable
@@ -87,17 +84,17 @@ class _Product(Operation):
         return of_x, of_weight, of_bias, None, None
 
 
-class _SumWithShare(Operation):
+class _SumWithShare(torch.autograd.Function):
     @staticmethod
     def forward(
-        sums: torch.Tensor, share: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+        ctx: Any,
+        sums: torch.Tensor,
+        share: torch.Tensor,
+        bias: torch.Tensor | None,
+        dtype: torch.dtype,
     ) -> torch.Tensor:
-        return sum_partials(torch.stack((sums, share)), bias, dtype)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        bias = inputs[2]
         ctx.bias_dtype = None if bias is None else bias.dtype
+        return sum_partials(torch.stack((sums, share)), bias, dtype)
 
     @staticmethod
     @once_differentiable

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from vllm.fork_kernels.portable.rotary import portable_rotate
 
-from .operation import Operation
+from .asked import is_asked
 
 __all__ = ["Rotation"]
 
@@ -31,20 +31,19 @@ class Rotation:
 
     def of(self, x: torch.Tensor, heads_dim: int) -> torch.Tensor:
         """Return x, [batch, ..., size] with its heads at `heads_dim` (1 or 2), rotated."""
-        return _Rotate.of(x, self, heads_dim)
-
-
-class _Rotate(Operation):
-    @staticmethod
-    def forward(x: torch.Tensor, rotation: Rotation, heads_dim: int) -> torch.Tensor:
+        if is_asked(x):
+            return _Rotate.apply(x, self, heads_dim)
         by_token = x.transpose(1, 2) if heads_dim == 1 else x
         rotated = by_token.clone(memory_format=torch.contiguous_format)
-        portable_rotate(rotated.flatten(0, 1), rotation.positions, rotation.table)
+        portable_rotate(rotated.flatten(0, 1), self.positions, self.table)
         return rotated.transpose(1, 2) if heads_dim == 1 else rotated
 
+
+class _Rotate(torch.autograd.Function):
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        _, ctx.rotation, ctx.heads_dim = inputs
+    def forward(ctx: Any, x: torch.Tensor, rotation: Rotation, heads_dim: int) -> torch.Tensor:
+        ctx.rotation, ctx.heads_dim = rotation, heads_dim
+        return rotation.of(x, heads_dim)
 
     @staticmethod
     @once_differentiable
