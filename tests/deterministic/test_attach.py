@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
@@ -212,6 +213,11 @@ def test_original_weights_are_released() -> None:
     del layer
     attach(model)
     assert [weight() for weight in weights] == [None] * 3
+
+
+def test_a_copy_of_a_model_without_its_weights_has_its_bits() -> None:
+    other = copy.deepcopy(attached("mixtral-8x7b"))
+    assert torch.equal(other(token_ids(150)).logits, whole("mixtral-8x7b"))
 
 
 def test_tied_embeddings_keep_the_table() -> None:

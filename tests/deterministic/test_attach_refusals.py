@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import CohereConfig, GraniteConfig, GraniteMoeConfig, PreTrainedModel, StaticCache
 
@@ -219,6 +220,13 @@ def test_an_attached_model_is_not_trained_or_saved_or_attached_again() -> None:
         attach(model)
     with pytest.raises(ValueError, match=r"training mode: call eval\(\)"):
         model.train()(token_ids(4))
+
+
+@pytest.mark.parametrize("layer", ["q_proj", "lm_head"])
+def test_adapters_of_an_attached_model_are_refused(layer: str) -> None:
+    """By PEFT, to which a layer without its weight is no linear one."""
+    with pytest.raises(ValueError, match=r"Target module (Linear|Head)Form\(\) is not supported"):
+        get_peft_model(attach(random_model("llama")), LoraConfig(target_modules=[layer]))
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2-2b"])  # the second caps its logits

@@ -13,7 +13,7 @@ from torch import nn
 
 from .following import Following
 
-__all__ = ["Form", "become", "followings"]
+__all__ = ["Form", "become", "followings", "leave_own_class"]
 
 
 class Form:
@@ -41,10 +41,17 @@ def become(module: nn.Module, form: type[Form], **attributes: Any) -> None:
         module.__class__ = _class_of(form, type(module))
 
 
+def leave_own_class(module: nn.Module) -> None:
+    """Let a module that has a form be that alone, and of no class that others know."""
+    form = next(one for one in type(module).__bases__ if issubclass(one, Form))
+    module.__class__ = _class_of(form, nn.Module)
+
+
 def _class_of(form: type[Form], own: type[nn.Module]) -> type[nn.Module]:
     if (form, own) not in _CLASSES:
-        members = {"__module__": own.__module__, "__qualname__": own.__qualname__}
-        _CLASSES[form, own] = type(own.__name__, (form, own), members)
+        named: type = form if own is nn.Module else own
+        members = {"__module__": named.__module__, "__qualname__": named.__qualname__}
+        _CLASSES[form, own] = type(named.__name__, (form, own), members)
     return _CLASSES[form, own]
 
 

@@ -15,7 +15,7 @@ from vllm.fork_kernels.portable.product import PackedWeight
 from .form import Form, become
 from .gradients.functions import elementwise
 from .gradients.product import product
-from .sealed import without_gradient
+from .gradients.refused import without_gradient
 from .weights import LayerWeights
 
 __all__ = [

@@ -8,5 +8,6 @@ straight-through estimator of Bengio et al., 2013). So the bits of gradients are
 * :mod:`.product` - products, and the sum of a product and an adapter's.
 * :mod:`.norm`, :mod:`.rotary`, :mod:`.attention`, :mod:`.functions` - what layers are made of.
 * :mod:`.mixture` - the weights and the sums of experts.
+* :mod:`.refused` - refuses them, of a model for inference.
 * :mod:`.log_probs` - what a sampler makes of logits.
 """
