@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tests.engines import MODEL
 from vllm.config import CUDAGraphMode, VllmConfig, set_current_vllm_config
@@ -16,6 +17,7 @@ from vllm.deterministic.attention import PortableAttentionImpl
 from vllm.deterministic.elementwise import PortableActivation
 from vllm.deterministic.layers import use_portable_layers
 from vllm.engine.arg_utils import EngineArgs
+from vllm.fork_kernels.portable.norm import portable_rms_norm
 from vllm.hf_layers.definition.bloom import BloomGELU
 from vllm.model_executor.layers.activation import FatreluAndMul, SiluAndMul
 from vllm.model_executor.layers.attention import Attention
@@ -74,6 +76,17 @@ def test_a_layer_that_two_others_share_is_replaced_for_both() -> None:
     x = torch.linspace(-4, 4, 32).bfloat16().view(2, 16)
     expected = shared.forward_native(x).float()
     assert torch.allclose(layers[0](x).float(), expected, rtol=1e-2, atol=1e-3)
+
+
+def test_a_norm_of_transformers_stays_and_has_a_portable_forward() -> None:
+    layer = LlamaRMSNorm(64)
+    model = Block(layer)
+    for _ in range(2):  # models that hold other models come twice
+        use_portable_layers(model, config())
+    assert model.get_submodule("block.layer") is layer
+    x = torch.linspace(-4, 4, 128).view(2, 64)
+    with torch.inference_mode():
+        assert torch.equal(layer(x), portable_rms_norm(x, layer.weight, layer.variance_epsilon))
 
 
 def test_an_activation_that_is_not_known_is_left_to_the_check_of_operations() -> None:

@@ -41,7 +41,7 @@ def become(module: nn.Module, form: type[Form], **attributes: Any) -> None:
         module.__class__ = _class_of(form, type(module))
 
 
-def leave_own_class(module: nn.Module) -> None:
+def leave_own_class(module: Any) -> None:
     """Let a module that has a form be that alone, and of no class that others know."""
     form = next(one for one in type(module).__bases__ if issubclass(one, Form))
     module.__class__ = _class_of(form, nn.Module)

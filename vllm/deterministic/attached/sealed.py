@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from torch import nn
 from transformers import PreTrainedModel
 
 from .form import Form, followings, leave_own_class
@@ -37,7 +36,7 @@ def seal(model: PreTrainedModel) -> None:
         module.register_load_state_dict_pre_hook(_refuse_weights)  # any may be told to load
 
 
-def _keep_none_at_hand(module: nn.Module) -> None:
+def _keep_none_at_hand(module: Any) -> None:
     """Let parameters that are None be attributes, which PyTorch finds before all parameters."""
     for name in [name for name, parameter in module._parameters.items() if parameter is None]:
         delattr(module, name)
