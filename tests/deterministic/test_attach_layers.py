@@ -101,6 +101,15 @@ def test_logits_come_from_the_product_and_are_capped_in_float32() -> None:
     assert isinstance(model.lm_head, HeadForm)
 
 
+def test_a_mixture_returns_the_logits_of_its_routers() -> None:
+    models: list[Any] = [random_model("mixtral-8x7b"), attach(random_model("mixtral-8x7b"))]
+    expected, found = (
+        model(token_ids(9), output_router_logits=True).router_logits for model in models
+    )
+    for own, of_layer in zip(found, expected, strict=True):
+        assert (own - of_layer).norm() < 0.05 * of_layer.norm()
+
+
 @pytest.mark.parametrize(("shape", "offset"), [("llama", 0.0), ("gemma3-1b", 1.0)])
 def test_norms_are_told_apart(shape: str, offset: float) -> None:
     model: Any = random_model(shape)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import torch
 from torch import nn
 
 from ..refusal import attach_refusal as refusal
 from .adapters import LoraForm
-from .following import Following
 from .form import Form
 
 __all__ = ["check_holders"]
@@ -30,13 +26,13 @@ def check_holders(model: nn.Module) -> None:
         if isinstance(module, LoraForm):
             parts = (*module.lora_A.modules(), *module.lora_B.modules())
             of_adapters.update(id(part) for part in parts)
+        elif isinstance(module, Form):
+            _check_sources(name, module, modules)
         if id(module) in of_adapters:
             continue
         if module._parameters and not isinstance(module, Form | nn.Embedding):
             raise refusal(f"{name} ({type(module).__name__})", "it is not specified")
         _check_dtypes(name, module)
-        if isinstance(module, Form):
-            _check_sources(name, vars(module).values(), modules)
 
 
 def _check_dtypes(name: str, module: nn.Module) -> None:
@@ -49,8 +45,7 @@ def _check_dtypes(name: str, module: nn.Module) -> None:
             )
 
 
-def _check_sources(name: str, values: Iterable[Any], modules: set[int]) -> None:
-    for following in values:
-        sources = following.sources if isinstance(following, Following) else ()
-        if any(id(owner) not in modules for owner, _ in sources):
+def _check_sources(name: str, form: Form, modules: set[int]) -> None:
+    for following in form.own_followings():
+        if any(id(owner) not in modules for owner, _ in following.sources):
             raise refusal(name, "it is a copy of a layer that shares its input with others")

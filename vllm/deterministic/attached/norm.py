@@ -61,6 +61,7 @@ class LayerNormForm(Form):
         return source.made(normed)
 
 
+@torch.no_grad()
 def adopt_norm(module: Any) -> None:
     """Give a norm over rows its form; other modules, and norms of other kinds, stay as they are."""
     found = _form_of(module)
