@@ -38,7 +38,11 @@ def specified(fake: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def specified_untraced(name: str) -> Callable[..., Any]:
-    """Return an operator whose bits are specified, without a fake: nothing that is traced calls it."""
+    """Return an operator whose bits are specified, and which nothing that is traced calls.
+
+    Args:
+        name: of the operator, which has no fake.
+    """
     _specified.add(f"vllm_fork::{name}")
     return getattr(torch.ops.vllm_fork, name).default
 
