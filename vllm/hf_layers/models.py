@@ -101,6 +101,14 @@ ROWS: dict[str, ModelFacts] = {
         products="conv1d",
     ),
     "gpt_oss": ModelFacts(has_windows_by_layer=True, has_constant_epsilon=True),
+    "hy_v3": ModelFacts(
+        implied={
+            "qk_norm": True,
+            "route_norm": True,
+            "first_k_dense_replace": _first_sparse_layer,
+            "expert_hidden_dim": lambda config: config.moe_intermediate_size,
+        }
+    ),
     "lfm2": ModelFacts(
         implied={
             "conv_dim": lambda config: config.hidden_size,
