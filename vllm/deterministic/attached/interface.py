@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.models.opt.modeling_opt import OPTAttention
 
@@ -26,9 +25,9 @@ _KNOWN_TENSORS = ("position_ids", "cache_position")
 
 
 def register_attention() -> None:
-    """Make both implementations known to Transformers."""
-    for name, function in ((NAME, attend_in_evaluation), (NAME_IN_TRAINING, attend)):
-        AttentionInterface.register(name, function)
+    """Make the implementation known to Transformers, under both names."""
+    for name in (NAME, NAME_IN_TRAINING):
+        AttentionInterface.register(name, attend)
         AttentionMaskInterface.register(name, make_layout)
 
 
@@ -36,19 +35,6 @@ def scale_in_kernel(module: Any) -> None:
     """Scale OPT's scores, not its queries, which would be rounded once more."""
     if isinstance(module, OPTAttention):
         module.portable_scaling, module.scaling = module.scaling, 1.0
-
-
-def attend_in_evaluation(
-    module: nn.Module, *arguments: Any, **others: Any
-) -> tuple[torch.Tensor, None]:
-    """Attend as `attend` does, but refuse training mode.
-
-    Raises:
-        ValueError: the layer is in training mode, or see `attend`.
-    """
-    if module.training:
-        raise refusal(type(module).__name__, "it is in training mode: call eval()")
-    return attend(module, *arguments, **others)
 
 
 def attend(
@@ -79,8 +65,11 @@ def attend(
         [batch, num_queries, heads, head_size], zero for padding, and None for weights.
 
     Raises:
-        ValueError: something is asked for that has no portable form.
+        ValueError: something is asked for that has no portable form, or training mode is on in a
+            model for inference.
     """
+    if module.training and module.config._attn_implementation == NAME:
+        raise refusal(type(module).__name__, "it is in training mode: call eval()")
     if others.get("dropout"):
         raise refusal(f"dropout={others['dropout']} of attention", "its draws are not specified")
     layout = _checked_layout(module, attention_mask, key.shape[2], sliding_window, others)
