@@ -11,6 +11,7 @@ import torch
 from tests.emulated_gpu.library import NAMESPACE
 from tests.kernels.attention.portable_attention_cases import make_case
 from tests.kernels.attention.test_cuda_emulation_attention import SINKS, SLOPES, Batch
+from tests.kernels.other_operators import operators_of
 from tests.kernels.portable_cases import DTYPES, assert_same, numbers
 from vllm.fork_kernels import library
 from vllm.fork_kernels.portable import prepared_digits
@@ -31,7 +32,7 @@ OUTPUTS = 24
 def emulated() -> Iterator[None]:
     """The ops on the CPU are those of CUDA."""
     with (
-        mock.patch.object(torch.ops, "vllm_fork", getattr(torch.ops, NAMESPACE)),
+        operators_of(NAMESPACE),
         mock.patch.object(library, "has_kernel", return_value=True),
     ):
         yield

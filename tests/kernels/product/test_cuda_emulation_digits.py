@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.emulated_gpu.library import NAMESPACE
+from tests.kernels.other_operators import operators_of
 from tests.kernels.portable_cases import DTYPES, assert_same, numbers
 from tests.kernels.product.portable_product_cases import bell, wild_rows
 from vllm.fork_kernels.portable import prepared_digits
@@ -40,7 +41,7 @@ SIZES = {
 def emulated(emulated_library: Path) -> Any:
     """The ops on the CPU are those of CUDA."""
     with (
-        mock.patch.object(torch.ops, "vllm_fork", getattr(torch.ops, NAMESPACE)),
+        operators_of(NAMESPACE),
         mock.patch.object(prepared_digits, "has_digits", return_value=True),
     ):
         yield
