@@ -35,6 +35,8 @@ def config(runner_type: str = "generate", layers: dict[str, Any] | None = None) 
         compilation_config=SimpleNamespace(
             static_forward_context=layers or {}, cudagraph_mode=CUDAGraphMode.NONE
         ),
+        kv_transfer_config=None,
+        parallel_config=SimpleNamespace(pipeline_parallel_size=1),
     )
 
 

@@ -325,7 +325,7 @@ def test_packed_weights_stay_where_they_are(
 
     def places() -> list[tuple[int, int, int]]:
         methods: list[Any] = [getattr(one, "quant_method", None) for one in model.modules()]
-        packed = [one._weight for one in methods if getattr(one, "_weight", None) is not None]
+        packed = [one.packed for one in methods if getattr(one, "packed", None) is not None]
         return [(id(one), one.packed.data_ptr(), one.exponents.data_ptr()) for one in packed]
 
     before = places()

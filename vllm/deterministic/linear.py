@@ -93,18 +93,21 @@ class PortableEmbeddingMethod(UnquantizedEmbeddingMethod):
     Args:
         is_head: whether logits are computed with the table.
         is_looked_up: whether rows of it are embeddings; its parameter stays then.
+
+    Attributes:
+        packed: the table, once it is loaded, if it is the head.
     """
 
     def __init__(self, is_head: bool, is_looked_up: bool) -> None:
         super().__init__()
         self._is_head = is_head
         self._is_looked_up = is_looked_up
-        self._weight: PackedWeight | None = None
+        self.packed: PackedWeight | None = None
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Pack the table of a head."""
         if self._is_head:
-            self._weight = self._pack(layer, layer.weight.data)
+            self.packed = self._pack(layer, layer.weight.data)
             if not self._is_looked_up:
                 release_weight(layer)
 
@@ -114,8 +117,8 @@ class PortableEmbeddingMethod(UnquantizedEmbeddingMethod):
 
     def pack_again(self, layer: Any, name: str, part: int, rows: torch.Tensor) -> None:
         """As in `PacksWeights`."""
-        assert self._weight is not None
-        repack_weight(self._weight, rows, exponents_of(layer, rows))
+        assert self.packed is not None
+        repack_weight(self.packed, rows, exponents_of(layer, rows))
 
     def _pack(self, layer: Any, weight: torch.Tensor) -> PackedWeight:
         return pack_weight(weight.contiguous(), exponents_of(layer, weight))
@@ -126,12 +129,12 @@ class PortableEmbeddingMethod(UnquantizedEmbeddingMethod):
         Raises:
             RuntimeError: no logits were expected of this embedding.
         """
-        if self._weight is None:
+        if self.packed is None:
             raise RuntimeError(
                 "deterministic=True does not know this model's output embedding: it is neither "
                 "a ParallelLMHead nor a tied input embedding. Leave the flag out."
             )
-        return portable_product(x, self._weight, bias, dtype=torch.float32)
+        return portable_product(x, self.packed, bias, dtype=torch.float32)
 
 
 def release_weight(layer: Any, name: str = "weight") -> None:

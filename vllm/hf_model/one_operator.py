@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from vllm.fork.models.llama_decoders import is_decoder
 from vllm.fork.models.watched_modules import WatchedModules
 from vllm.fork_kernels.torch_order.decoder_rows import RowsInPages
 from vllm.hf_layers.attention.paged_attention import Heads
@@ -114,7 +115,8 @@ def is_one_operator(model: nn.Module, attention_name: str) -> bool:
     """
     decoder = getattr(model, "model", None)
     return (
-        isinstance(decoder, PreTrainedModel)
+        decoder is not None
+        and is_decoder(decoder)
         and type(model).__module__ == type(decoder).__module__
         and type(model).__name__.endswith("ForCausalLM")
         and computes_as_its_class(model)
