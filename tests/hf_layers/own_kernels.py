@@ -16,10 +16,6 @@ from vllm.hf_layers.attention import paged_attention
 from vllm.hf_layers.attention.paged_attention import Heads
 from vllm.hf_layers.products import single_row_products
 
-NEEDS_AVX512 = pytest.mark.skipif(
-    not torch.cpu._is_avx512_supported(), reason="the kernels need AVX-512"
-)
-
 
 @pytest.fixture
 def own_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from tests.engines import MODEL
-from tests.hf_layers.own_kernels import NEEDS_AVX512, own_kernels
+from tests.hf_layers.own_kernels import own_kernels
+from tests.instruction_sets import NEEDS_AVX512
 from tests.loaded_models import LoadModel, engine_config, model_of
 from tools.make_random_model import make_random_model
 from vllm.fork.models.decoder_forward import DecoderForward

@@ -12,6 +12,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from tests.hf_layers.another_cpu import KINDS, library
+from tests.instruction_sets import NEEDS_AVX512
 from vllm.fork_kernels.torch_order.ordered_products import Step, SumOrder
 from vllm.hf_layers.products.probe.row_order import by_output, order_of_rows
 from vllm.hf_layers.products.probe.summation_order import NotFound, steps_of, tree_of
@@ -23,9 +24,6 @@ from vllm.hf_layers.products.single_row_products import (
     same_bits,
 )
 
-NEEDS_AVX512 = pytest.mark.skipif(
-    not torch.cpu._is_avx512_supported(), reason="the operator is there with AVX-512 only"
-)
 SIZE = 40
 
 

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from tests.hf_layers.own_kernels import NEEDS_AVX512, own_kernels
+from tests.hf_layers.own_kernels import own_kernels
 from tests.hf_model.test_models import blocks_of, exact, load
+from tests.instruction_sets import NEEDS_AVX512
 from tools.make_random_model import make_random_model
 from vllm.hf_layers.products.single_row_products import same_bits
 from vllm.hf_model import self_check

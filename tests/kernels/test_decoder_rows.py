@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.instruction_sets import NEEDS_AVX512
 from vllm.fork_kernels.layer_weights import Epsilons, LayerWeights, ProductWeights
 from vllm.fork_kernels.torch_order.decoder_rows import (
     DecoderWeights,
@@ -18,9 +19,7 @@ from vllm.fork_kernels.torch_order.decoder_rows import (
     decoder_rows,
 )
 
-pytestmark = pytest.mark.skipif(
-    not torch.cpu._is_avx512_supported(), reason="the operator is there with AVX-512 only"
-)
+pytestmark = NEEDS_AVX512
 
 HIDDEN, HEADS, SIZE, INNER, ROWS = 64, 2, 32, 96, 2
 

@@ -113,10 +113,9 @@ def is_one_operator(model: nn.Module, attention_name: str) -> bool:
         model: of Transformers.
         attention_name: of its implementation.
     """
-    decoder = getattr(model, "model", None)
+    decoder: Any = getattr(model, "model", None)
     return (
-        decoder is not None
-        and is_decoder(decoder)
+        is_decoder(decoder)
         and type(model).__module__ == type(decoder).__module__
         and type(model).__name__.endswith("ForCausalLM")
         and computes_as_its_class(model)

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.instruction_sets import NEEDS_AVX512
 from vllm.fork_kernels.torch_order.ordered_products import Range, Step, SumOrder, ordered_products
 
-pytestmark = pytest.mark.skipif(
-    not torch.cpu._is_avx512_supported(), reason="the operator is there with AVX-512 only"
-)
+pytestmark = NEEDS_AVX512
 COLUMNS = 53
 SEQUENCE = (Step(0, 0, 1, COLUMNS),)
 LANES = (

@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tests.instruction_sets import NEEDS_AVX512
 from vllm.fork_kernels import row_orders, row_products
 
-pytestmark = pytest.mark.skipif(
-    not torch.cpu._is_avx512_supported(), reason="the operator is there with AVX-512 only"
-)
+pytestmark = NEEDS_AVX512
 HAS_CHAINS = torch.cpu._is_avx512_bf16_supported()
 NEEDS_CHAINS = pytest.mark.skipif(not HAS_CHAINS, reason="oneDNN's order needs AVX512_BF16")
 ORDERS = [0, *(pytest.param(block, marks=NEEDS_CHAINS) for block in (256, 512, 1024, 2048))]
