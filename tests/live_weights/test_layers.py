@@ -16,6 +16,7 @@ from torch import nn
 from tests.kernels.portable_cases import assert_same
 from tests.live_weights.checkpoints import Tensors, changed_checkpoint, tensors_of
 from tests.loaded_models import LoadModel, engine_config, load_model, model_of
+from vllm.deterministic.linear import PortableEmbeddingMethod
 from vllm.fork.live_weights.install import let_weights_change
 from vllm.fork.live_weights.registry import live_weights_of
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
@@ -79,7 +80,8 @@ def results(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             size = layer.embedding_dim if is_head else layer.input_size
             x = torch.randn(3, size, generator=generator).to(next(model.parameters()).dtype)
             bias = getattr(layer, "bias", None)
-            if getattr(method, "_weight", 0) is not None:  # else no head, in deterministic mode
+            is_no_head = isinstance(method, PortableEmbeddingMethod) and method.packed is None
+            if not is_no_head:
                 yield name, method.apply(layer, x, bias)
         elif not isinstance(layer, VocabParallelEmbedding):
             for own, parameter in layer.named_parameters(recurse=False):
