@@ -16,6 +16,8 @@ from typing import Any
 from tests.engines import MODEL, ROOT
 
 PAGE = ROOT / "docs" / "develop" / "request.md"
+ENGINE = "_RowScheduling.schedule"
+"""The first step in the engine's process."""
 ROW = re.compile(r"^\| (\d+) \| `([\w.]+)` \| `(vllm/[\w/]+\.py)` \|", re.MULTILINE)
 
 
@@ -31,21 +33,32 @@ def steps() -> dict[str, CodeType]:
 
 
 class FirstCalls:
-    """Notes in which order functions are first called, in any thread."""
+    """Notes in which order functions are first called, in any thread, and which files of hf_compat
+    were entered before the first step of the engine.
+    """
 
     def __init__(self, functions: dict[str, CodeType]) -> None:
         self._names = {code: name for name, code in functions.items()}
         self.order: list[str] = []
+        self.entered: set[str] = set()
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
-        if event == "call" and (name := self._names.pop(frame.f_code, None)):
+        if event != "call":
+            return
+        if name := self._names.pop(frame.f_code, None):
             self.order.append(name)
+        if ENGINE not in self.order:
+            self.entered.update(re.findall(r"/vllm/hf_compat/(.+)", frame.f_code.co_filename))
 
 
-def first_calls(functions: dict[str, CodeType]) -> list[str]:
-    """Answer a request, and return in which order it came by the functions.
+def first_calls(functions: dict[str, CodeType]) -> tuple[list[str], list[str]]:
+    """Answer a request.
 
     The engine is in this process, which it changes: its threads, and vLLM's variables.
+
+    Returns:
+        The functions in the order in which the request came by them; and the files of hf_compat
+        that it entered before it was the engine's.
     """
     from vllm import LLM
     from vllm.fork.processes import one_process
@@ -62,7 +75,7 @@ def first_calls(functions: dict[str, CodeType]) -> list[str]:
     llm.generate(["def main"], repetition_penalty=1.1, max_new_tokens=4, use_tqdm=False)
     sys.setprofile(None)
     threading.setprofile(None)
-    return calls.order
+    return calls.order, sorted(calls.entered)
 
 
 def test_a_request_comes_by_the_steps_in_their_order() -> None:
@@ -76,7 +89,10 @@ def test_a_request_comes_by_the_steps_in_their_order() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == names
+    order, entered = json.loads(done.stdout.splitlines()[-1])
+    assert order == names
+    reading = [file for file in entered if file.startswith(("call/", "frontend.py"))]
+    assert len(reading) == 8, reading
 
 
 if __name__ == "__main__":

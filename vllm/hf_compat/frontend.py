@@ -33,9 +33,9 @@ from vllm.hf_compat.call.generation_config import (
     load_generation_config,
     max_new_tokens,
 )
+from vllm.hf_compat.call.plain_values import checked_seed, use_whole_numbers
 from vllm.hf_compat.call.request import EXTRA_ARGS_KEY, HFRequest
 from vllm.hf_compat.call.support import check_call, check_request, step_fields
-from vllm.hf_compat.call.whole_numbers import checked_seed, use_whole_numbers
 from vllm.hf_compat.grammars.params import StructuredParams, leave_grammars_to_the_engine
 from vllm.hf_compat.logits.processor_check import ProcessorCheck
 from vllm.hf_compat.receipts.requests import check_receipt, engine_of_receipts

@@ -9,8 +9,8 @@ from typing import Any
 from vllm.exceptions import VLLMValidationError
 from vllm.fork.checked_adapters import CheckedAdapters
 from vllm.fork.processes import requests_left
+from vllm.hf_compat.call.arguments import check_prompts
 from vllm.hf_compat.call.generate_call import params_of_call
-from vllm.hf_compat.call.prompts import check_prompts
 from vllm.hf_compat.frontend import accept_params
 from vllm.hf_layers.report.report import parity_report
 

@@ -1,13 +1,14 @@
-"""Which keyword arguments of `generate()` are honoured, refused, or change nothing.
+"""Which prompts and which keyword arguments of `generate()` are taken, refused, or change nothing.
 
 What is not named here is a field of ``GenerationConfig`` (`support`), ``seed`` or ``as_batch``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from vllm.exceptions import VLLMValidationError
@@ -30,6 +31,7 @@ HARMLESS = {
 }
 """Arguments that change nothing here, and why."""
 
+_GIVE = 'give the text, or {"prompt_token_ids": ids} with a list of ints for each prompt'
 _PROMPT = "the prompt is the first argument of LLM.generate(): text or token ids"
 _DRAFTS = (
     "drafts are the engine's: LLM(..., speculative_config=...), with which the tokens are the same"
@@ -87,3 +89,22 @@ def without_harmless(arguments: dict[str, Any]) -> dict[str, Any]:
                 f"hf_compat does not honour generate()'s argument {name}: {REFUSED[name]}."
             )
     return kept
+
+
+def check_prompts(prompts: Any) -> None:
+    """Refuse what a tokenizer returns: vLLM would take the keys of its dictionary for prompts.
+
+    Args:
+        prompts: as in ``LLM.generate``, one or a list.
+
+    Raises:
+        VLLMValidationError: says what to give instead.
+    """
+    for one in prompts if isinstance(prompts, list | tuple) else [prompts]:
+        if isinstance(one, torch.Tensor | np.ndarray):
+            raise VLLMValidationError(f"A prompt is of type {type(one).__name__}: {_GIVE}.")
+        if isinstance(one, Mapping) and "input_ids" in one:
+            raise VLLMValidationError(
+                f"A prompt is of type {type(one).__name__} with input_ids, as a tokenizer returns "
+                f"them: {_GIVE}."
+            )

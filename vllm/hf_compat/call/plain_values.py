@@ -1,11 +1,13 @@
-"""Values of NumPy and PyTorch in a configuration, as Python's, before anything is sent anywhere.
+"""Values of NumPy and PyTorch in a request, as Python's, before anything is sent anywhere.
 
 ``generate()`` takes some of them, by field: where it does, they are converted; where it does not,
-or does something else for each, one sentence asks for a plain number.
+or does something else for each, one sentence asks for a plain number. The counts of vLLM's
+parameters have to be ints: any other kind would stop the engine.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +16,7 @@ import torch
 from transformers import GenerationConfig
 
 from vllm.exceptions import VLLMValidationError
+from vllm.sampling_params import SamplingParams
 
 _LENGTHS = ("max_length", "max_new_tokens")
 _TOKENS = (
@@ -55,6 +58,8 @@ _NUMBERS = (
 
 _LISTS = ("bad_words_ids", "exponential_decay_length_penalty", "sequence_bias", "stop_strings")
 _ARRAYS = (np.ndarray, torch.Tensor)
+_COUNTS = ("n", "max_tokens", "min_tokens", "top_k", "logprobs", "prompt_logprobs")
+"""Of ``SamplingParams``."""
 
 
 def use_plain_values(config: GenerationConfig) -> None:
@@ -79,7 +84,7 @@ def use_plain_values(config: GenerationConfig) -> None:
                 parameter=name,
             )
     for name in _LENGTHS:
-        setattr(config, name, _whole_number(name, getattr(config, name)))
+        setattr(config, name, _num_tokens(name, getattr(config, name)))
 
 
 def refuse_text(fields: Mapping[str, Any]) -> None:
@@ -98,7 +103,28 @@ def refuse_text(fields: Mapping[str, Any]) -> None:
             )
 
 
-def _whole_number(name: str, value: Any) -> int | None:
+def use_whole_numbers(params: SamplingParams) -> None:
+    """Make ints of what is counted, in place: NumPy's are none to the engine's messages.
+
+    Raises:
+        VLLMValidationError: one is no whole number, or beyond those of 64 bits.
+    """
+    for name in _COUNTS:
+        if (value := getattr(params, name)) is not None:
+            takes = "a message to the engine takes"
+            setattr(params, name, _of_64_bits(name, value, 1 << 63, takes))
+
+
+def checked_seed(seed: Any) -> int | None:
+    """Return a seed that ``torch.manual_seed`` takes.
+
+    Raises:
+        VLLMValidationError: it is no whole number, or beyond those of 64 bits.
+    """
+    return None if seed is None else _of_64_bits("seed", seed, 1 << 64, "torch.manual_seed takes")
+
+
+def _num_tokens(name: str, value: Any) -> int | None:
     if value is None:
         return None
     try:
@@ -110,6 +136,20 @@ def _whole_number(name: str, value: Any) -> int | None:
     raise VLLMValidationError(
         f"{name}={value!r:.100} is no number of tokens: give a whole number.", parameter=name
     )
+
+
+def _of_64_bits(name: str, value: Any, end: int, takes: str) -> int:
+    try:
+        number = int(operator.index(value))
+    except TypeError:
+        raise VLLMValidationError(
+            f"{name}={value!r:.100} is no whole number: give an int.", parameter=name
+        ) from None
+    if not -(1 << 63) <= number < end:
+        raise VLLMValidationError(
+            f"{name}={number} is beyond what {takes}: give a number of 64 bits.", parameter=name
+        )
+    return number
 
 
 def _plain(value: Any) -> Any:

@@ -2,16 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from vllm.hf_compat.call.packed import PackedFields, packed
 from vllm.sampling_params import SamplingParams
 
 EXTRA_ARGS_KEY = "hf_compat"
 """Key in ``SamplingParams.extra_args``, which vLLM carries to the workers untouched."""
+
+LISTS = ("sequence_bias", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens")
+"""Fields that may be long. Each travels as one piece, since all that a request passes (copies,
+checks, two encodings, a garbage collector) would look at every list of a list.
+"""
+
+
+def packed(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields in types that vLLM's message transport accepts, `LISTS` as bytes.
+
+    Args:
+        fields: by HF's names, in types that JSON has.
+    """
+    carried = fields.carried if isinstance(fields, PackedFields) else fields
+    return {
+        name: json.dumps(value).encode()
+        if name in LISTS and not isinstance(value, bytes)
+        else value
+        for name, value in carried.items()
+    }
+
+
+class PackedFields(Mapping[str, Any]):
+    """Fields that were `packed`; each list is read when it is asked for.
+
+    Args:
+        carried: the packed ones.
+    """
+
+    def __init__(self, carried: dict[str, Any]) -> None:
+        self.carried = carried
+
+    def __getitem__(self, name: str) -> Any:
+        value = self.carried[name]
+        return json.loads(value) if name in LISTS else value
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.carried)
+
+    def __len__(self) -> int:
+        return len(self.carried)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.carried
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,7 @@ from transformers.generation import logits_process as hf
 from vllm.fork.on_device import on_device
 from vllm.fork_kernels.logits.seen_tokens import apply_repetition_penalty
 from vllm.hf_compat.call.generate_call import Callbacks, PrefixFunction
-from vllm.hf_compat.call.packed import LISTS, packed
-from vllm.hf_compat.call.request import HFRequest
+from vllm.hf_compat.call.request import LISTS, HFRequest, packed
 from vllm.hf_compat.logits.in_place import Step, in_place_step
 from vllm.hf_compat.logits.ngrams import forbid_ngrams_of_prompt
 from vllm.hf_compat.logits.sequence_bias import SequenceBias, biases_of

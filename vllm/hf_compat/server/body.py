@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vllm.exceptions import VLLMValidationError
-from vllm.hf_compat.call.packed import LISTS
+from vllm.hf_compat.call.request import LISTS
 from vllm.sampling_params import SamplingParams
 
 BODY_KEY = "generation_config"
