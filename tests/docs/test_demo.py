@@ -5,13 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tests.engines import ROOT
+import pytest
+
+from tests.engines import MODEL, ROOT
 from tests.server.conftest import ENVIRONMENT
 
 
-def test_the_demo() -> None:
+def printed(*arguments: str) -> str:
+    """Run the demo, and return what it prints."""
     done = subprocess.run(
-        [sys.executable, "examples/hf_vs_vllm.py"],
+        [sys.executable, "examples/hf_vs_vllm.py", *arguments],
         cwd=ROOT,
         env=ENVIRONMENT,
         capture_output=True,
@@ -19,5 +22,16 @@ def test_the_demo() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "16/16 answers equal" in done.stdout
-    assert "1/1 answers equal" in done.stdout
+    return done.stdout
+
+
+def test_the_bundled_model() -> None:
+    assert printed(str(MODEL)).count("16/16 answers equal") == 2
+
+
+@pytest.mark.long
+def test_the_demo() -> None:
+    """With 500 tokens of OPT-125m, of which Transformers takes a minute."""
+    found = printed()
+    assert found.count("16/16 answers equal") == 2
+    assert "1/1 answers equal" in found

@@ -23,16 +23,15 @@ from tests.reference import generate, prompt_texts
 from tests.server.witness import Canary
 
 START_LIMIT_S = 300
-HERE = Path(__file__).parent
 # The bundled model has no chat template: a chat is the text of its messages.
 CHAT_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """These tests look at latencies, so they have the machine for themselves."""
+    """Tests with a canary look at latencies, so they have the machine for themselves."""
     for item in items:
-        if HERE in item.path.parents:
+        if "canary" in getattr(item, "fixturenames", ()):
             item.add_marker("alone")
 
 

@@ -117,6 +117,7 @@ def outcome(kind: Any, tokenizer: Any, strings: list[str]) -> Any:
         return None
 
 
+@pytest.mark.alone
 def test_no_string_is_expensive() -> None:
     """HF's class takes minutes for one of these."""
     tokenizer = of_bytes()
