@@ -136,7 +136,7 @@ def assert_same_as_own(model: Model, texts: list[tuple[int, int]], **arguments: 
         assert cache.any()
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     "model", [(kind, dtype) for kind in KINDS for dtype in ("bfloat16", "float16")], indirect=True
 )

@@ -55,7 +55,7 @@ def check(output: RequestOutput, expected: Beams) -> None:
         assert one.sequences_score == pytest.approx(score, abs=1e-3)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("fields", SETTINGS, ids=str)
 def test_all_beams(
     engine: LLM, hf_model: PreTrainedModel, prompts: list[list[int]], fields: dict[str, Any]

@@ -144,6 +144,7 @@ def test_mixed_batches(
     compare(engine, hf_model, prompts[first : first + 8], fields)
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("fields", [{}, {"temperature": 0.8, "top_p": 0.95}], ids=["plain", "warp"])
 def test_seeds_alone_and_among_others(
     engine: LLM, hf_model: PreTrainedModel, prompts: list[list[int]], fields: dict[str, Any]

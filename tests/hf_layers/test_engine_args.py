@@ -58,6 +58,7 @@ def engine_config(folder: Path, **arguments: Any) -> VllmConfig:
     return EngineArgs(str(folder), skip_tokenizer_init=True, **arguments).create_engine_config()
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("in_config", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_auto_is_transformers_dtype(tmp_path: Path, dtype: torch.dtype, in_config: bool) -> None:
@@ -125,6 +126,7 @@ def long_phi3(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("given", "flags", "longest"),
     [

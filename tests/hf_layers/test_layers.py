@@ -260,6 +260,7 @@ def soft_caps(model: nn.Module) -> set[float]:
     return {one.logits_soft_cap for one in found if one is not None}
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_scores_are_capped_where_transformers_caps_them(load_model: LoadModel, dtype: str) -> None:
     """Its sdpa attention, which it chooses for Gemma 2, does not."""

@@ -73,6 +73,7 @@ def answer(llm: LLM, prompt: list[int], request: LoRARequest | None) -> tuple[li
     return list(one.token_ids), one.logits.tobytes()
 
 
+@pytest.mark.some(1)
 @pytest.mark.parametrize("backwards", [False, True])
 def test_all_kinds_beside_each_other(
     exact_engine: LLM,

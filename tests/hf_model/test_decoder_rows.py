@@ -81,7 +81,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("shape", ["tinyllama-1.1b", "qwen2-0.5b", "mistral-7b", "qwen3-0.6b"])
 @torch.inference_mode()

@@ -99,7 +99,7 @@ def stock_run(model: PreTrainedModel, length: int) -> tuple[torch.Tensor, list[t
     return output.sequences, list(output.logits)
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("shape", "dtype", "attention"), cases())
 @torch.inference_mode()
 def test_alone_and_in_a_group(shape: str, dtype: str, attention: str, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def all_pages(engine: ExactModel) -> torch.Tensor:
     return torch.stack([layer.kv_cache.nan_to_num(0.5) for layer in engine.layers])
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(4)
 @pytest.mark.parametrize(("shape", "dtype"), cases())
 @torch.inference_mode()
 def test_prompts_together(shape: str, dtype: str, tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def clipping() -> PreTrainedConfig:
     return OlmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, clip_qkv=0.3)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("flags", "start_of_sentence"),
     [
@@ -100,6 +101,7 @@ def test_a_model_is_examined_once(tmp_path: Path, examined: list[Task]) -> None:
     assert finding.agreement == "bits"
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "change",
     [{"max_model_len": 32}, {"dtype": "float32"}, {"hf_overrides": {"rms_norm_eps": 0.5}}],
@@ -112,6 +114,7 @@ def test_what_changes_a_finding_makes_another(
     assert len(examined) == 2
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("content", ["", "{}", '{"digest": "another", "finding": {}}', "[1]"])
 def test_a_damaged_or_foreign_file_is_made_anew(
     content: str, tmp_path: Path, examined: list[Task], empty_cache: Path

@@ -70,6 +70,7 @@ def assert_emulation_agrees(batch: Batch, splits: int | None = None) -> None:
         assert_same(batch.emulated(as_prompts=True), expected)
 
 
+@pytest.mark.some(6)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", [16, 80, 128, 256])
 def test_append(dtype: torch.dtype, size: int) -> None:
@@ -104,12 +105,14 @@ def test_decode(variant: str, splits: int) -> None:
     assert_emulation_agrees(Batch(cases, [1] * 4, block_size=32), splits)
 
 
+@pytest.mark.some(10)
 @pytest.mark.parametrize("size", [16, 32, 80, 96, 128, 144, 256])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (3, 3), (6, 2), (40, 1)])
 def test_shapes(size: int, heads: int, kv_heads: int) -> None:
     assert_emulation_agrees(Batch([make_case(90, heads, kv_heads, size)], [3]))
 
 
+@pytest.mark.some(5)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("block_size", [16, 48, 1024])
 def test_batches(dtype: torch.dtype, block_size: int) -> None:

@@ -115,6 +115,7 @@ def test_a_product_that_is_infinite() -> None:
     assert assert_prompts_agree(case, 70).isinf().all()
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("seed", range(2, 10))
 def test_the_order_of_threads_does_not_matter(seed: int) -> None:
     case = make_case(330, 4, 2, window=150)
@@ -231,7 +232,7 @@ def test_every_fault_has_its_place() -> None:
     assert not misplaced(FAULTS)
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_emulation_finds_faults(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

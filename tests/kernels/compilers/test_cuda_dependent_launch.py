@@ -17,6 +17,7 @@ from tests.kernels.faults import copy_sources, misplaced
 from tests.kernels.machine_code import CSRC, KERNELS, machine_code
 from tests.kernels.portable_cases import numbers
 from tests.kernels.product.emulated_product import EmulatedProduct, TensorCores
+from tests.sizes import size
 from vllm.fork_kernels.portable.functions import Function, portable_gated
 from vllm.fork_kernels.portable.norm import portable_rms_norm
 from vllm.fork_kernels.portable.product import PackedWeight, pack_weight, portable_product
@@ -196,7 +197,7 @@ def test_kernels_begin_early_and_have_the_bits_of_the_cpu(
 ) -> None:
     library = layer_library(None, tmp_path)
     for rows, splits in CASES:
-        for seed in range(1, 6):
+        for seed in range(1, size(4, 6)):
             assert check_layers(library, gpu, rows, splits, seed) == ""
 
 

@@ -29,7 +29,7 @@ def rows(count: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> torch
     return logits[:, :count]
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("count", [1, 31, 1024, 5000])
 def test_log_softmax_and_argmax(dtype: torch.dtype, count: int) -> None:
@@ -40,7 +40,7 @@ def test_log_softmax_and_argmax(dtype: torch.dtype, count: int) -> None:
         assert_same(emulated.portable_log_softmax(logits, parts=parts), probabilities)
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("parts", [5, 40])
 @pytest.mark.parametrize("kind", [1, 2, 4, 5, 6])
 def test_a_row_in_parts(kind: int, parts: int) -> None:
@@ -108,7 +108,7 @@ def test_filter_by_temperature(dtype: torch.dtype, temperature: float) -> None:
     )
 
 
-@pytest.mark.some(6)
+@pytest.mark.some(4)
 @pytest.mark.parametrize(
     ("top_k", "top_p", "min_p"),
     [
@@ -125,7 +125,7 @@ def test_filter(top_k: int, top_p: float, min_p: float) -> None:
         assert_same(found, expected)
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("top_k", [-1, 3, 1000, 1500])
 def test_filter_within_ties(top_k: int, top_p: float) -> None:

@@ -68,6 +68,7 @@ def assert_fused(source: Source, x: torch.Tensor, size: int) -> None:
     assert_same(portable_product(result, weight, bias), portable_product(expected, weight, bias))
 
 
+@pytest.mark.some(9)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 def test_rms_norm(size: int, dtype: torch.dtype) -> None:
@@ -109,6 +110,7 @@ def test_channels_that_a_block_lacks_do_not_count() -> None:
     assert_fused(source, numbers(2, 1031, seed=1) - 9.0, 1031)
 
 
+@pytest.mark.some(9)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 def test_gated(size: int, dtype: torch.dtype) -> None:

@@ -39,7 +39,7 @@ def tiles_of(kernel: str) -> int:
     return int(number.group(1))
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(3)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_machine_code(shared_folder: Path, architecture: str) -> None:
     """Tensor cores multiply, nothing spills, and no arithmetic is fused or approximate."""

@@ -126,6 +126,7 @@ def product_library(tmp_path_factory: pytest.TempPathFactory) -> EmulatedProduct
     return EmulatedProduct.compile(tmp_path_factory.mktemp("plans"))
 
 
+@pytest.mark.some(18)
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)
 def test_products(gpu: Gpu, recorded: Recorded, product_library: EmulatedProduct) -> None:
     plans = [
@@ -196,6 +197,7 @@ def test_attention(recorded: Recorded) -> None:
     assert prompts == {(128, True, False), (64, False, True)}
 
 
+@pytest.mark.some(18)
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)
 def test_logits(gpu: Gpu, recorded: Recorded) -> None:
     """A row is one part's, or several blocks of threads share it."""

@@ -11,6 +11,7 @@ from tests.kernels.portable_cases import DTYPES, assert_same, every_number, numb
 OPS = torch.ops.vllm_fork
 
 
+@pytest.mark.some(18)
 @pytest.mark.parametrize("function", emulated.FUNCTIONS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_map(dtype: torch.dtype, function: str) -> None:
@@ -34,6 +35,7 @@ def test_gated(dtype: torch.dtype, function: str) -> None:
         assert_same(emulated.portable_gated(x, function), OPS.portable_gated(x, function))
 
 
+@pytest.mark.some(24)
 @pytest.mark.parametrize("size", [1, 31, 64, 128, 255, 256, 257, 1000, 4096])
 @pytest.mark.parametrize("is_centred", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
