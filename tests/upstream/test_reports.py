@@ -32,6 +32,7 @@ def _cases() -> list[Any]:
     ]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("page", _cases())
 def test_an_example_prints_what_its_page_says(page: Path) -> None:
     (block,) = blocks_of(page)
