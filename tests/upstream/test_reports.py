@@ -56,7 +56,11 @@ def test_each_report_has_its_row_and_what_mends_it() -> None:
         title, mended_by = rows[page.name]
         assert page.read_text().startswith(f"# {title}\n")
         patch = f"patches/upstream-fixes/{page.stem}.patch"
-        assert mended_by in REPAIRS or (mended_by == patch and (ROOT / patch).exists())
+        if mended_by in REPAIRS:
+            assert f"(upstream-reports/{page.name})" in REPAIRS[mended_by]["Upstream status"]
+        else:
+            assert mended_by == patch
+            assert (ROOT / patch).exists()
 
 
 def test_each_repair_has_a_report_or_is_said_to_have_none() -> None:

@@ -4,7 +4,7 @@ Why: Workers load an adapter in the first step of a request that has it. An erro
   engine, and with it the answers of everybody. So each adapter is loaded by a call of its own
   before, whose error is an answer; again if its files have changed, since the engine may have
   forgotten it.
-Upstream status: Bug in 0.32.0, to be reported.
+Upstream status: Bug in 0.32.0, to be reported (upstream-reports/adapter-ends-engine.md).
 Exit condition: Upstream loads an adapter before it accepts a request that has it.
 """
 

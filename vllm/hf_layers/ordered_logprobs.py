@@ -5,7 +5,7 @@ Why: vLLM asks for as many likeliest tokens as the request of a step that wants 
   other requests would change which tokens are listed. vLLM also compiles the count of a token's
   rank when the first step needs it. On CPUs that takes seconds, for which all requests of the
   engine wait.
-Upstream status: Bug in 0.32.0, to be reported.
+Upstream status: Bug in 0.32.0, to be reported (upstream-reports/logprobs-of-others.md).
 Exit condition: Upstream lists tokens whatever other requests want, and compiles nothing after its
   start.
 """

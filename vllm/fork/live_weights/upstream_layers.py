@@ -3,7 +3,7 @@
 Why: Upstream's own updates (``initialize_layerwise_reload``) make layers anew whose parameters were
   loaded. On CPUs a layer without its parameter cannot be loaded by anything else, and a head that
   is tied to an embedding keeps the layout of the old one.
-Upstream status: Bug in 0.32.0, to be reported.
+Upstream status: Bug in 0.32.0, to be reported (upstream-reports/reload-tied-head-cpu.md).
 Exit condition: Upstream makes anew what it has packed.
 """
 

@@ -2,7 +2,7 @@
 
 Why: The engine's process dies while a call of ``LLM`` waits: the other processes that wait are not
   told, and wait for ever.
-Upstream status: Bug in 0.32.0, to be reported.
+Upstream status: Bug in 0.32.0, to be reported (upstream-reports/engine-death-while-waiting.md).
 Exit condition: Upstream tells every process of ``LLM`` that its engine has died.
 """
 

@@ -2,7 +2,7 @@
 
 Why: vLLM makes a rank's buffers in the first run of a model, which is left out on CPUs where
   nothing is compiled: the first request ends the engine.
-Upstream status: Bug in 0.32.0, to be reported.
+Upstream status: Bug in 0.32.0, to be reported (upstream-reports/pipeline-uncompiled-cpu.md).
 Exit condition: Upstream's pipeline on CPUs runs uncompiled.
 """
 

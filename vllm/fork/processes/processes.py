@@ -1,7 +1,7 @@
 """A server's processes end together, and say with their exit status that it was no ordinary end.
 
 Why: A server whose engine died ends with status 0, and its other processes stay.
-Upstream status: Bug in 0.32.0, to be reported.
+Upstream status: Bug in 0.32.0, to be reported (upstream-reports/engine-outlives-parent.md).
 Exit condition: Upstream's processes end with their parent, and with a status that says why.
 """
 

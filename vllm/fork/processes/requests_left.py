@@ -2,7 +2,7 @@
 
 Why: Requests that were added, and whose answers nobody fetches, would be computed by the next call,
   which returned them as its own.
-Upstream status: Bug in 0.32.0, to be reported.
+Upstream status: Bug in 0.32.0, to be reported (upstream-reports/interrupted-generate.md).
 Exit condition: Upstream aborts the requests of a call that raises.
 """
 

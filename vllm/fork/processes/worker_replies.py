@@ -2,7 +2,7 @@
 
 Why: Upstream's executor of several workers reads their replies in order, and stops at the first
   error. The replies of those behind it stay, and the next call takes them for its own.
-Upstream status: Bug in 0.32.0, to be reported.
+Upstream status: Bug in 0.32.0, to be reported (upstream-reports/worker-replies-after-error.md).
 Exit condition: Upstream reads the replies of all workers before it raises.
 """
 

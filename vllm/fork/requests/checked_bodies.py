@@ -1,7 +1,7 @@
 """Bodies of ``/abort_requests`` and of weights that upstream would fail on: a 400, and why.
 
 Why: Upstream answers them with a 500, or ends the engine.
-Upstream status: Bug in 0.32.0, to be reported.
+Upstream status: Bug in 0.32.0, to be reported (upstream-reports/abort-requests-body.md).
 Exit condition: Upstream checks these bodies.
 """
 

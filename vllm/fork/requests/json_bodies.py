@@ -1,7 +1,7 @@
 """Bodies of JSON that nobody can read, or with numbers that no message to the engine can carry.
 
 Why: Upstream answers some of them with status 500, and others in no form of the OpenAI API.
-Upstream status: Bug in 0.32.0, to be reported.
+Upstream status: Bug in 0.32.0, to be reported (upstream-reports/nested-json-body.md).
 Exit condition: Upstream answers all of them with a 400.
 """
 

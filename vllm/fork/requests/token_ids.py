@@ -1,7 +1,7 @@
 """Prompts of token ids that no message to the engine can carry, or that the model does not have.
 
-Why: Ids that are no ints end the engine's process, or are never answered.
-Upstream status: Bug in 0.32.0, to be reported.
+Why: Requests with ids that are no ints are never answered, or fail without a word about the ids.
+Upstream status: Bug in 0.32.0, to be reported (upstream-reports/token-ids-no-ints.md).
 Exit condition: Upstream refuses token ids that are no ints.
 """
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def check_token_ids(vllm_config: VllmConfig, *inputs: Any) -> None:
-    """Refuse ids that are no ints, with which the engine's process would end, or never answer, and
-    with a flag those that the model has no embedding for.
+    """Refuse ids that are no ints, with which a request fails or is never answered, and with a
+    flag those that the model has no embedding for.
 
     Upstream takes ids that only the tokenizer has: models of pictures use them.
 

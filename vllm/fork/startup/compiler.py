@@ -2,7 +2,7 @@
 
 Why: An engine on CPUs ends in a stack trace where there is no C++ compiler, or are no headers of
   Python's.
-Upstream status: Not reported yet: a matter of defaults.
+Upstream status: Bug in 0.32.0, to be reported (upstream-reports/no-compiler.md).
 Exit condition: Upstream runs uncompiled there, and says so.
 """
 

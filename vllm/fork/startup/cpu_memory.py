@@ -2,7 +2,7 @@
 
 Why: An engine of a small model refuses to start where 92 % of the machine's memory is not free,
   although nobody chose that fraction.
-Upstream status: Not reported yet: a matter of defaults.
+Upstream status: Bug in 0.32.0, to be reported (upstream-reports/memory-in-use.md).
 Exit condition: Upstream sizes the default from available memory.
 """
 

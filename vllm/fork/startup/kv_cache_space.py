@@ -1,7 +1,7 @@
 """Two sizes of the KV cache on CPUs, of an argument and of a variable: which one counts.
 
 Why: A size that is given as an argument is ignored without a word where the variable is set.
-Upstream status: Bug in 0.32.0, to be reported.
+Upstream status: Bug in 0.32.0, to be reported (upstream-reports/kv-cache-size-twice.md).
 Exit condition: Upstream warns, or lets the argument win.
 """
 

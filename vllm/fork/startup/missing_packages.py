@@ -3,7 +3,7 @@
 Why: vLLM looks into the code of a model in another process, and says no more than that it failed.
   The CPU target has no torchvision, which Transformers' processors of pictures need, so this is
   common. Some models import them only when the first picture, of the start's own, is prepared.
-Upstream status: Bug in 0.32.0, to be reported.
+Upstream status: Bug in 0.32.0, to be reported (upstream-reports/missing-package.md).
 Exit condition: Upstream says which package its model's code lacks.
 """
 

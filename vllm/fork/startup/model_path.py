@@ -1,7 +1,7 @@
 """A model's name that can only be a folder, and there is none: said at once.
 
-Why: Otherwise vLLM asks the Hub for it, waits for answers, and says at last that it has none.
-Upstream status: Not reported yet: a matter of defaults.
+Why: Upstream calls such a path a bad name of the Hub, or asks the Hub for it.
+Upstream status: Bug in 0.32.0, to be reported (upstream-reports/model-path.md).
 Exit condition: Upstream says that a path is no folder.
 """
 

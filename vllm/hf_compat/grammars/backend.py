@@ -4,7 +4,7 @@ Why: Upstream's ``StructuredOutputManager`` has one backend for all requests: th
   request needs. With ``backend="auto"`` a request is checked with the backend that can follow it
   and compiled with the manager's, so that a schema that only llguidance knows is not followed after
   a first one for xgrammar. Here each grammar is compiled by the backend that can follow it.
-Upstream status: Bug in 0.32.0, to be reported.
+Upstream status: Bug in 0.32.0, to be reported (upstream-reports/structured-outputs-backend.md).
 Exit condition: Upstream compiles each grammar with the backend that it was checked with.
 """
 
