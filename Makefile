@@ -107,7 +107,7 @@ match-table: plan dev  ## docs/match-table.md: hours on two cores
 determinism: plan dev  ## docs/determinism.md: what changes the bits of answers
 	$(BIN)/python -m benchmarks.determinism
 
-calls: plan dev  ## 600 calls of generate(), each answered by Transformers and by this vLLM
+calls: plan dev  ## 674 calls of generate(), each answered by Transformers and by this vLLM
 	$(BIN)/python -m tests.hf_compat.generate_calls 2>build/calls.log
 
 eval: plan dev  ## lm-evaluation-harness on Transformers and on this vLLM, score by score

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -166,17 +166,10 @@ def padded_between_tokens() -> dict[str, Any]:
     return {"input_ids": token_ids(8).expand(2, -1), "attention_mask": mask}
 
 
-def counted_from_the_padding() -> dict[str, Any]:
-    arguments = padded([token_ids(4), token_ids(8)])
-    del arguments["position_ids"]
-    return arguments
-
-
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
         (padded_between_tokens(), "only padding on the left and on the right is specified"),
-        (counted_from_the_padding(), "must count from 0 at the first token of each row"),
         (
             {"input_ids": token_ids(6), "position_ids": PACKED, "use_cache": False},
             "its mask is not that of causal attention",
@@ -203,6 +196,13 @@ def counted_from_the_padding() -> dict[str, Any]:
 def test_arguments_are_refused(arguments: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         llama()(**arguments)
+
+
+def test_positions_are_counted_where_none_are_given() -> None:
+    arguments = padded([token_ids(4), token_ids(8)])
+    expected = llama()(**arguments).logits
+    del arguments["position_ids"]
+    assert torch.equal(llama()(**arguments).logits, expected)
 
 
 def test_a_cache_with_room_is_refused() -> None:
@@ -263,6 +263,29 @@ def test_weights_cannot_be_loaded(part: str, is_strict: bool) -> None:
             other.get_submodule(part).state_dict(), strict=is_strict
         )
     assert torch.equal(model(token_ids(6)).logits, before)
+
+
+def other_attention(model: Any) -> None:
+    model.set_attn_implementation("eager")
+
+
+def other_head(model: Any) -> None:
+    model.lm_head = nn.Linear(*model.model.embed_tokens.weight.T.shape, bias=False).bfloat16()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda model: model.float(), r"embed_tokens in torch\.float32: a product has 15 bits"),
+        (other_attention, "attn_implementation='eager': attention has another order of sums"),
+        (other_head, r"lm_head \(Linear\): it is not specified"),
+    ],
+)
+def test_what_is_changed_later_is_refused(change: Callable[[Any], Any], reason: str) -> None:
+    model = attach(random_model("llama"))  # one of its own
+    change(model)
+    with pytest.raises(ValueError, match=reason):
+        model(token_ids(5))
 
 
 def test_positions_beyond_what_frequencies_are_for() -> None:

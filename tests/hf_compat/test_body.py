@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers import GenerationConfig, LlamaConfig
 
 from vllm.exceptions import VLLMValidationError
@@ -229,6 +230,22 @@ def test_numbers_of_numpy() -> None:
     fields = {"do_sample": True, "temperature": 0.5, "top_k": 3, "top_p": 0.9}
     assert HFRequest.of(params).fields == fields
     assert json.loads(json.dumps([params.n, params.max_tokens])) == [2, 5]
+
+
+@pytest.mark.parametrize("name", ["allowed_token_ids", "stop_token_ids", "logprob_token_ids"])
+def test_token_ids_are_ints(name: str) -> None:
+    """Any other kind would end what reads the engine's messages."""
+    for ids in ([5, 6], range(5, 7), np.array([5, 6]), torch.tensor([5, 6]), [np.int64(5), 6]):
+        params = SamplingParams(max_tokens=8)
+        setattr(params, name, ids)
+        frontend_of().finish(params, 4)
+        found = getattr(params, name)
+        assert (found, {*map(type, found)}) == ([5, 6], {int})
+    for wrong in ("5", 5, {5: 6}, torch.tensor(5), [5.0], ["5"]):
+        params = SamplingParams(max_tokens=8)
+        setattr(params, name, wrong)
+        with pytest.raises(VLLMValidationError, match=f"^{name}=.* is no "):
+            frontend_of().finish(params, 4)
 
 
 def test_more_answers_than_beams() -> None:

@@ -50,7 +50,7 @@ def test_batches_embeddings_and_streams() -> None:
 
 
 def room(num_blocks: int, **changes: bool | int | object) -> Room:
-    model = SimpleNamespace(is_hybrid=False, is_attention_free=False)
+    model = SimpleNamespace(is_hybrid=False, is_attention_free=False, max_model_len=100)
     parallel = SimpleNamespace(pipeline_parallel_size=1, decode_context_parallel_size=1)
     config = SimpleNamespace(
         model_config=model,
@@ -113,6 +113,8 @@ def test_room_for_the_negative_prompt() -> None:
     room(6).check(guided(negative_prompt_ids=[1] * 57))
     with pytest.raises(VLLMValidationError, match="may need 5 KV cache blocks, and there are 4"):
         room(5).check(guided(negative_prompt_ids=[1] * 57))
+    with pytest.raises(VLLMValidationError, match="are 61 tokens, more than max_model_len=60"):
+        room(100, max_model_len=60).check(guided(negative_prompt_ids=[1] * 57))
 
 
 def test_more_beams_than_places(engine: LLM) -> None:

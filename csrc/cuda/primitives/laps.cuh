@@ -1,5 +1,5 @@
-// Where a kernel's time goes: the cycles of its phases, which benchmarks/gpu/clocks.cu prints. Without
-// VLLM_FORK_CLOCKS there is nothing of it in the code.
+// Where a kernel's time goes: the cycles of its phases, which benchmarks/gpu/clocks prints.
+// Without VLLM_FORK_CLOCKS there is nothing of it in the code.
 #pragma once
 
 #include "cuda/primitives/device.cuh"

@@ -1,4 +1,4 @@
-"""What is done before an attached model that is not sealed computes."""
+"""What is done before an attached model computes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,17 @@ from .adapters import adopt_adapters
 from .dropout import refuse_dropout
 from .form import followings
 from .holders import check_holders
+from .interface import NAME, NAME_IN_TRAINING
 
 __all__ = ["prepare_forwards", "refuse_autocast"]
 
 
-def prepare_forwards(model: PreTrainedModel) -> None:
+def prepare_forwards(model: PreTrainedModel, *, is_sealed: bool) -> None:
     """Let a model look at itself before it computes.
+
+    Args:
+        model: with its forms.
+        is_sealed: whether its weights are packed: nothing of it follows parameters.
 
     The hook is that of the innermost model, which is always called as a module: PEFT calls the
     ``forward`` of the outer one, and OPT that of the one between.
@@ -28,7 +33,9 @@ def prepare_forwards(model: PreTrainedModel) -> None:
     models = [one for one in model.modules() if isinstance(one, PreTrainedModel)]
     inner: Any = models[-1]
     takes_positions = "position_ids" in inspect.signature(inner.forward).parameters
-    inner.register_forward_pre_hook(partial(_prepare, model, takes_positions), with_kwargs=True)
+    inner.register_forward_pre_hook(
+        partial(_prepare, model, takes_positions, is_sealed), with_kwargs=True
+    )
 
 
 def refuse_autocast(device: torch.device) -> None:
@@ -45,18 +52,35 @@ def refuse_autocast(device: torch.device) -> None:
         )
 
 
+def _check_attention(inner: Any) -> None:
+    """Refuse another attention than the kernels'.
+
+    Raises:
+        ValueError: it was chosen after the model was attached.
+    """
+    if inner.config._attn_implementation not in (NAME, NAME_IN_TRAINING):
+        raise refusal(
+            f"attn_implementation={inner.config._attn_implementation!r}",
+            "attention has another order of sums there: leave the one that attach() has set",
+        )
+
+
 def _prepare(
     model: PreTrainedModel,
     takes_positions: bool,
+    is_sealed: bool,
     inner: nn.Module,
     arguments: tuple[Any, ...],
     options: dict[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    refuse_autocast(model.device)
+    _check_attention(inner)
+    if not is_sealed:
+        refuse_autocast(model.device)
     cache = options.get("past_key_values")
     if cache is not None and cache.get_seq_length() > 0:
         return arguments, options  # goes on with what was checked when the cache was empty
-    adopt_adapters(model)
+    if not is_sealed:
+        adopt_adapters(model)
     check_holders(model)
     if model.training:
         refuse_dropout(model)

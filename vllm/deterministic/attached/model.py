@@ -68,6 +68,7 @@ def attach_kernels(model: PreTrainedModel, *, max_length: int | None = None) -> 
     seal(model)
     with fused_products(model.device):
         rehearse(model)
+    prepare_forwards(model, is_sealed=True)
     return model
 
 
@@ -104,7 +105,7 @@ def attach_for_training(
     if cap is not None:
         model.save_pretrained = partial(_save_with_cap, model, cap)
     _rehearse_both_modes(model)
-    prepare_forwards(model)
+    prepare_forwards(model, is_sealed=False)
     return model
 
 

@@ -101,6 +101,8 @@ def check_prompts(prompts: Any) -> None:
         VLLMValidationError: says what to give instead.
     """
     for one in prompts if isinstance(prompts, list | tuple) else [prompts]:
+        if isinstance(one, Mapping) and "prompt_token_ids" in one:
+            one = one["prompt_token_ids"]
         if isinstance(one, torch.Tensor | np.ndarray):
             raise VLLMValidationError(f"A prompt is of type {type(one).__name__}: {_GIVE}.")
         if isinstance(one, Mapping) and "input_ids" in one:

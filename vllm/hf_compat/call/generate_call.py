@@ -13,7 +13,7 @@ from transformers.generation import LogitsProcessor
 
 from vllm.exceptions import VLLMValidationError
 from vllm.fork.nearest_name import nearest_name
-from vllm.hf_compat.call.arguments import HONOURED, without_harmless
+from vllm.hf_compat.call.arguments import HONOURED, check_prompts, without_harmless
 from vllm.hf_compat.call.generation_config import merge_generation_config
 from vllm.hf_compat.call.plain_values import refuse_text, use_plain_values
 from vllm.sampling_params import SamplingParams
@@ -224,10 +224,16 @@ def _placed(llm: LLM, prompts: Any, calls: list[GenerateCall]) -> list[GenerateC
     """Give each prompt its place in an HF batch of all of them."""
     single = isinstance(prompts, str | dict) or (prompts and isinstance(prompts[0], int))
     prompts = [prompts] if single else prompts
+    check_prompts(prompts)
     tokenizer = llm.get_tokenizer()
     lengths = [_num_tokens(tokenizer, prompt) for prompt in prompts]
     if len(calls) == 1:
         calls = calls * len(lengths)
+    if len(calls) != len(lengths):
+        raise VLLMValidationError(
+            f"{len(calls)} configurations are given for {len(lengths)} prompts: give one, or one "
+            "for each prompt."
+        )
     return [
         replace(call, place=Place(i, len(lengths), max(lengths) - length, tokenizer.pad_token_id))
         for i, (call, length) in enumerate(zip(calls, lengths, strict=True))

@@ -8,7 +8,7 @@ parameters have to be ints: any other kind would stop the engine.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,7 @@ _NUMBERS = (
 _LISTS = ("bad_words_ids", "exponential_decay_length_penalty", "sequence_bias", "stop_strings")
 _ARRAYS = (np.ndarray, torch.Tensor)
 _COUNTS = ("n", "max_tokens", "min_tokens", "top_k", "logprobs", "prompt_logprobs")
+_IDS = ("allowed_token_ids", "stop_token_ids", "logprob_token_ids")
 """Of ``SamplingParams``."""
 
 
@@ -104,7 +105,7 @@ def refuse_text(fields: Mapping[str, Any]) -> None:
 
 
 def use_whole_numbers(params: SamplingParams) -> None:
-    """Make ints of what is counted, in place: NumPy's are none to the engine's messages.
+    """Make ints of counts and token ids, in place: NumPy's are none to the engine's messages.
 
     Raises:
         VLLMValidationError: one is no whole number, or beyond those of 64 bits.
@@ -113,6 +114,9 @@ def use_whole_numbers(params: SamplingParams) -> None:
         if (value := getattr(params, name)) is not None:
             takes = "a message to the engine takes"
             setattr(params, name, _of_64_bits(name, value, 1 << 63, takes))
+    for name in _IDS:
+        if (value := getattr(params, name)) is not None:
+            setattr(params, name, _list_of_ids(name, value))
 
 
 def checked_seed(seed: Any) -> int | None:
@@ -122,6 +126,15 @@ def checked_seed(seed: Any) -> int | None:
         VLLMValidationError: it is no whole number, or beyond those of 64 bits.
     """
     return None if seed is None else _of_64_bits("seed", seed, 1 << 64, "torch.manual_seed takes")
+
+
+def _list_of_ids(name: str, value: Any) -> list[int]:
+    ids = value.tolist() if isinstance(value, _ARRAYS) else value
+    if isinstance(ids, str | bytes | Mapping) or not isinstance(ids, Iterable):
+        raise VLLMValidationError(
+            f"{name}={value!r:.100} is no list of token ids: give a list of ints.", parameter=name
+        )
+    return [_of_64_bits(name, one, 1 << 63, "a message to the engine takes") for one in ids]
 
 
 def _num_tokens(name: str, value: Any) -> int | None:
@@ -158,7 +171,7 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, dict):
         return {_plain(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, list | tuple | set | frozenset | range):
         kind = tuple if isinstance(value, tuple) else list
         return kind(_plain(one) for one in value)
     return value

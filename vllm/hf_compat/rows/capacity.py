@@ -122,6 +122,11 @@ class Room:
                 f"The negative prompt and max_new_tokens are {needed} tokens, and must be fewer "
                 f"than {most}: raise max_num_batched_tokens."
             )
+        if needed > config.model_config.max_model_len:
+            raise VLLMValidationError(
+                f"The negative prompt and max_new_tokens are {needed} tokens, more than "
+                f"max_model_len={config.model_config.max_model_len}: raise it, or shorten one."
+            )
 
     @staticmethod
     def _obstacle(config: VllmConfig) -> str | None:
