@@ -270,7 +270,8 @@ def other_attention(model: Any) -> None:
 
 
 def other_head(model: Any) -> None:
-    model.lm_head = nn.Linear(*model.model.embed_tokens.weight.T.shape, bias=False).bfloat16()
+    outputs, inputs = model.model.embed_tokens.weight.shape
+    model.lm_head = nn.Linear(inputs, outputs, bias=False).bfloat16()
 
 
 @pytest.mark.parametrize(
