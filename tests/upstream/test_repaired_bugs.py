@@ -1,6 +1,7 @@
-"""What patches make of the requests that upstream's bugs spoil.
+"""The upstream bugs that the patches repair: shown to be gone, and in the long run to be there.
 
-That the bugs are there is shown by the examples of the reports (`test_reports`).
+When a test fails in its upstream half, the pinned release has repaired the bug itself, and the
+patch can go.
 """
 
 from __future__ import annotations
@@ -36,6 +37,16 @@ def test_disabled_progress_bar(ours: Any) -> None:
 
 
 @pytest.mark.long
+def test_upstream_has_the_bugs(ours: Any) -> None:
+    theirs = run_probe("repaired_bugs", upstream=True, arguments=ARGUMENTS, TQDM_DISABLE="1")
+    assert "CPU Generator does not use offset" in str(theirs["seeded"])
+    assert "ZeroDivisionError" in theirs["progress_bar"]
+    first, second = theirs["embeds"]
+    assert first != second, "upstream no longer reads stale tokens"
+    assert ours["embeds"] == [first, first]
+
+
+@pytest.mark.long
 def test_machine_that_reports_little_memory() -> None:
     def run(upstream: bool, chosen: bool) -> object:
         arguments = {**ARGUMENTS, "chosen": chosen}
@@ -45,3 +56,8 @@ def test_machine_that_reports_little_memory() -> None:
     assert refusal in str(run(upstream=True, chosen=False))
     assert run(upstream=False, chosen=False) == 4
     assert refusal in str(run(upstream=False, chosen=True)), "a chosen fraction must stay a promise"
+
+
+def test_lora_on_cpu_leaves_other_requests_alone() -> None:
+    assert run_probe("lora_without_adapter", upstream=True) == [[3.0, 3.0], [3.0, 3.0]]
+    assert run_probe("lora_without_adapter", upstream=False) == [[3.0, 0.0], [3.0, 0.0]]

@@ -23,12 +23,12 @@ __all__ = ["prepare_forwards", "refuse_autocast"]
 def prepare_forwards(model: PreTrainedModel, *, is_sealed: bool) -> None:
     """Let a model look at itself before it computes.
 
+    The hook is that of the innermost model, which is always called as a module: PEFT calls the
+    ``forward`` of the outer one, and OPT that of the one between.
+
     Args:
         model: with its forms.
         is_sealed: whether its weights are packed: nothing of it follows parameters.
-
-    The hook is that of the innermost model, which is always called as a module: PEFT calls the
-    ``forward`` of the outer one, and OPT that of the one between.
     """
     models = [one for one in model.modules() if isinstance(one, PreTrainedModel)]
     inner: Any = models[-1]

@@ -222,9 +222,9 @@ def params_of_call(
 
 def _placed(llm: LLM, prompts: Any, calls: list[GenerateCall]) -> list[GenerateCall]:
     """Give each prompt its place in an HF batch of all of them."""
+    check_prompts(prompts)
     single = isinstance(prompts, str | dict) or (prompts and isinstance(prompts[0], int))
     prompts = [prompts] if single else prompts
-    check_prompts(prompts)
     tokenizer = llm.get_tokenizer()
     lengths = [_num_tokens(tokenizer, prompt) for prompt in prompts]
     if len(calls) == 1:

@@ -112,8 +112,7 @@ def use_whole_numbers(params: SamplingParams) -> None:
     """
     for name in _COUNTS:
         if (value := getattr(params, name)) is not None:
-            takes = "a message to the engine takes"
-            setattr(params, name, _of_64_bits(name, value, 1 << 63, takes))
+            setattr(params, name, _sent(name, value))
     for name in _IDS:
         if (value := getattr(params, name)) is not None:
             setattr(params, name, _list_of_ids(name, value))
@@ -134,7 +133,11 @@ def _list_of_ids(name: str, value: Any) -> list[int]:
         raise VLLMValidationError(
             f"{name}={value!r:.100} is no list of token ids: give a list of ints.", parameter=name
         )
-    return [_of_64_bits(name, one, 1 << 63, "a message to the engine takes") for one in ids]
+    return [_sent(name, one) for one in ids]
+
+
+def _sent(name: str, value: Any) -> int:
+    return _of_64_bits(name, value, 1 << 63, "a message to the engine takes")
 
 
 def _num_tokens(name: str, value: Any) -> int | None:
