@@ -30,6 +30,7 @@ class Base:
         none: those of them that are None.
         longest: tokens of the longest text that an engine takes.
         proof: arguments of the small model that proves a result.
+        variants: by their names, other arguments that models of this type on the Hub have.
     """
 
     model_type: str
@@ -38,6 +39,7 @@ class Base:
     none: tuple[str, ...] = ()
     longest: int = UNLIMITED
     proof: Mapping[str, Any] = field(default_factory=dict)
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def config_class(self) -> type[PreTrainedConfig]:
@@ -72,7 +74,14 @@ def base_of(name: str) -> Base:
     if name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ValueError(f"Transformers has no causal language model of type {name!r}")
     given = dict(_GIVEN.get(name, {}))
-    return Base(model_type=name, none=tuple(given.pop("none", ())), **given)
+    variants = {label: _with_none(fields) for label, fields in given.pop("variants", {}).items()}
+    return Base(name, none=tuple(given.pop("none", ())), variants=variants, **given)
+
+
+def _with_none(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return fields with those that "none" names."""
+    given = dict(fields)
+    return {**dict.fromkeys(given.pop("none", ())), **given}
 
 
 def architecture_of(name: str) -> str:
@@ -97,10 +106,15 @@ def native_types() -> list[str]:
     """Return all types that both sides define, without those of several media, those that are
     here first, since they are well known.
     """
+    return [name for name in known_types() if definition_of(name) == "native"]
+
+
+def known_types() -> list[str]:
+    """Likewise, with those that vLLM runs by Transformers' class within its own layers."""
     types = [
         name
         for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        if definition_of(name) == "native" and not CONFIG_MAPPING[name].sub_configs
+        if definition_of(name) != "none" and not CONFIG_MAPPING[name].sub_configs
     ]
     known = [name for name in _GIVEN if name in types]
     return known + [name for name in types if name not in known]

@@ -145,7 +145,7 @@ def compare(config: PreTrainedConfig) -> Apart:
     lengths = {min(length, longest - NEW_TOKENS) for length in _LENGTHS}
     texts = [draw.choices(range(4, vocabulary - 8), k=length) for length in sorted(lengths)]
     with tempfile.TemporaryDirectory(prefix="definition-") as name:
-        write_checkpoint(_model(config), Path(name), None)
+        write_checkpoint(random_model(config), Path(name), None)
         with engine_side.engine(Path(name), setting, longest) as engine:
             answers, found = engine_side.answers(engine, texts)
 
@@ -165,7 +165,7 @@ def _difference(some: list[torch.Tensor], others: list[torch.Tensor]) -> float:
     return float(((one - other).abs().max() / other.std()).nan_to_num(nan=torch.inf))
 
 
-def _model(config: PreTrainedConfig) -> Any:
+def random_model(config: PreTrainedConfig) -> Any:
     """Return a model with random weights, of which some are large: limits are passed, too."""
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     torch.manual_seed(_SEED)  # vectors are near what a class begins with, which may be drawn
@@ -181,7 +181,7 @@ def has_effect(config: PreTrainedConfig, other: PreTrainedConfig) -> bool:
     """Whether two configurations are different functions, or have other weights, in Transformers;
     if not, there is nothing that the other side could have missed.
     """
-    one, two = _model(config), _model(other)
+    one, two = random_model(config), random_model(other)
     shapes = [{name: value.shape for name, value in m.state_dict().items()} for m in (one, two)]
     if shapes[0] != shapes[1]:
         return True

@@ -21,13 +21,17 @@ _KV_CACHE_BYTES = 256 << 20
 
 
 @contextmanager
-def engine(folder: Path, setting: EngineSetting, max_model_len: int) -> Iterator[LLMEngine]:
-    """Start an engine of a twin in this process, for a while.
+def engine(
+    folder: Path, setting: EngineSetting, max_model_len: int, is_twin: bool = True
+) -> Iterator[LLMEngine]:
+    """Start an engine in this process, for a while.
 
     Args:
         folder: of the checkpoint.
-        setting: of the engine that the twin is made for.
+        setting: of the engine, or of that which the twin is made for.
         max_model_len: tokens of the longest text with its answer.
+        is_twin: whether it computes a twin, of which nothing is asked that an engine asks of a
+            user's model.
     """
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.layers.rotary_embedding import _ROPE_DICT
@@ -46,7 +50,7 @@ def engine(folder: Path, setting: EngineSetting, max_model_len: int) -> Iterator
         kv_cache_memory_bytes=_KV_CACHE_BYTES,
         enforce_eager=True,
         enable_prefix_caching=False,
-        additional_config={IS_TWIN: True},
+        additional_config={IS_TWIN: True} if is_twin else {},
         hf_compat=flags.hf_compat,
         split_qkv=flags.split_qkv,
         deterministic=flags.deterministic,
@@ -90,16 +94,21 @@ def runner_of(started: LLMEngine) -> GPUModelRunner:
 
 
 def answers(
-    started: LLMEngine, texts: Sequence[Sequence[int]]
+    started: LLMEngine,
+    texts: Sequence[Sequence[int]],
+    num_tokens: int = NEW_TOKENS,
+    repetition_penalty: float = 1.0,
 ) -> tuple[list[list[int]], list[Steps]]:
     """Return the likeliest tokens after each text, and their logits, all texts at once.
 
     Args:
-        started: by `engine`.
+        started: an engine in this process.
         texts: token ids.
+        num_tokens: of each answer.
+        repetition_penalty: see ``SamplingParams``.
 
     Returns:
-        For each text: its next tokens, and logits [NEW_TOKENS, vocab_size].
+        For each text: its next tokens, and logits [num_tokens, vocab_size].
     """
     from vllm.sampling_params import SamplingParams
 
@@ -108,7 +117,11 @@ def answers(
     with _kept_logits(runner_of(started), steps):
         for i, text in enumerate(texts):
             params = SamplingParams(
-                temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False
+                temperature=0,
+                repetition_penalty=repetition_penalty,
+                max_tokens=num_tokens,
+                ignore_eos=True,
+                detokenize=False,
             )
             started.add_request(str(i), {"prompt_token_ids": list(text)}, params)
         while started.has_unfinished_requests():

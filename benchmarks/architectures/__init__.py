@@ -1,0 +1,1 @@
+"""How many answers and logits of each architecture are those of Transformers."""
