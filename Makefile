@@ -14,7 +14,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-com
 QUIETLY := $(PYTHON) -m distribution.quiet
 
 .NOTPARALLEL:
-.PHONY: help plan install dev demo test test-fast test-long wheel docs docs-serve lint bench match-table determinism \
+.PHONY: help plan install dev demo test test-fast test-long wheel docs docs-serve lint bench match-table architectures determinism \
 	calls eval clean
 
 install: $(INSTALLED)  ## install into .venv
@@ -103,6 +103,9 @@ bench: plan dev  ## all benchmarks
 # What was answered before is kept in build/.
 match-table: plan dev  ## docs/match-table.md: hours on two cores
 	$(BIN)/python -m benchmarks.match_table
+
+architectures: plan dev  ## docs/architectures.md: every type of model, an hour on two cores
+	$(BIN)/python -m benchmarks.architectures
 
 determinism: plan dev  ## docs/determinism.md: what changes the bits of answers
 	$(BIN)/python -m benchmarks.determinism

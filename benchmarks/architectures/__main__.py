@@ -80,7 +80,7 @@ class Work:
         sides = {side: self._answers(case, dtype, side) for side in SIDES}
         return row_of(*own, {side: _read(path) for side, path in sides.items()})
 
-    def _run(self, jobs: list[tuple[Any, Job]], what: str) -> Iterator[tuple[Any, Any]]:
+    def _run(self, jobs: Sequence[tuple[Any, Job]], what: str) -> Iterator[tuple[Any, Any]]:
         found = answers(jobs, self._workers, LIMIT_S)
         yield from tqdm(found, total=len(jobs), desc=what)
 

@@ -9,28 +9,12 @@ from typing import Any
 import pytest
 from transformers import Gemma3TextConfig, LlamaConfig, OlmoeConfig, PreTrainedConfig
 
-from vllm.config import VllmConfig
-from vllm.engine.arg_utils import EngineArgs
+from tests.twin.cases import SIZES, start
 from vllm.hf_layers.definition.finding import Finding, noted_definition
-from vllm.twin import check, kept
+from vllm.twin import check, definition
 from vllm.twin.process import Answer, Task, examine_elsewhere
 
-SIZES = {
-    "hidden_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "vocab_size": 128,
-}
-
-
-@pytest.fixture(autouse=True)
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of findings for each test; that of upstream, of its models' classes, stays."""
-    folder = tmp_path / "definitions"
-    monkeypatch.setattr(kept, "_path", lambda name: folder / f"{name}.json")
-    return folder
+pytestmark = pytest.mark.usefixtures("empty_cache")
 
 
 @pytest.fixture
@@ -42,15 +26,8 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> list[Task]:
         tasks.append(task)
         return examine_elsewhere(task)
 
-    monkeypatch.setattr(check, "examine_elsewhere", remember)
+    monkeypatch.setattr(definition, "examine_elsewhere", remember)
     return tasks
-
-
-def start(config: PreTrainedConfig, folder: Path, **arguments: Any) -> VllmConfig:
-    config.architectures = [f"{type(config).__name__.removesuffix('Config')}ForCausalLM"]
-    config.save_pretrained(folder)
-    chosen: dict[str, Any] = {"dtype": "bfloat16", "max_model_len": 64} | arguments
-    return EngineArgs(str(folder), skip_tokenizer_init=True, **chosen).create_engine_config()
 
 
 def clipping() -> PreTrainedConfig:
@@ -70,7 +47,7 @@ def test_another_function_is_refused(
     flags: dict[str, Any], start_of_sentence: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match=r"because of clip_qkv=0\.3") as error:
-        start(clipping(), tmp_path, **flags)
+        start(clipping(), tmp_path, model_impl="vllm", **flags)
     assert str(error.value).startswith(start_of_sentence)
     assert 'hf_compat="rules"' in str(error.value)
 
@@ -132,7 +109,7 @@ def test_what_could_not_be_compared_is_refused_by_strict_mode_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unknown = Answer(Finding("unknown", "its twin does not run"))
-    monkeypatch.setattr(check, "examine_elsewhere", lambda _: unknown)
+    monkeypatch.setattr(definition, "examine_elsewhere", lambda _: unknown)
     found = noted_definition(start(LlamaConfig(**SIZES), tmp_path, hf_compat=True))
     assert found == unknown.finding
     with pytest.raises(
@@ -156,8 +133,10 @@ def test_overrides_that_leave_a_rope_without_its_theta(tmp_path: Path) -> None:
 
 def test_overrides_that_leave_a_kind_of_layer_without_a_rope() -> None:
     one = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
-    with pytest.raises(check.IncompleteRope, match="leaves sliding_attention and full_attention w"):
-        check._check_theta(Gemma3TextConfig(), {"rope_parameters": one})
+    with pytest.raises(
+        definition.IncompleteRope, match="leaves sliding_attention and full_attention w"
+    ):
+        definition._check_theta(Gemma3TextConfig(), {"rope_parameters": one})
 
 
 def test_a_twin_that_stops_is_no_refusal_and_names_what_runs(
@@ -165,7 +144,7 @@ def test_a_twin_that_stops_is_no_refusal_and_names_what_runs(
 ) -> None:
     """Its sizes may be to blame; if not, the engine's own error says nothing of what to do."""
     stops = Answer(Finding("unknown", "vLLM does not run its twin: KeyError: 'no such weight'"))
-    monkeypatch.setattr(check, "examine_elsewhere", lambda _: stops)
+    monkeypatch.setattr(definition, "examine_elsewhere", lambda _: stops)
     said: list[str] = []
     monkeypatch.setattr(check.logger, "log", lambda _, form, *args: said.append(form % args))
     start(LlamaConfig(**SIZES), tmp_path, hf_compat=True)

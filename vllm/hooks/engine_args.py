@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING
 
 from vllm.deterministic import engine_args as deterministic
@@ -30,10 +31,12 @@ from vllm.hf_layers.engine.float16 import with_hf_float16
 from vllm.hf_layers.strict import note_settings
 from vllm.receipts import engine_args as receipts
 from vllm.twin.check import check_definition
+from vllm.twin.own_model import takes_own_model
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.usage.usage_lib import UsageContext
 
 __all__ = [
     "FlagValue",
@@ -74,9 +77,20 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
 
 
 @ending_commands
-def prepare_engine_config(vllm_config: VllmConfig) -> None:
-    """Check that hf_compat can be honoured, and make HF's defaults the engine's; without flags
-    nothing but `use_ray_on_cpus` and what is refused.
+def prepare_engine_config(
+    vllm_config: VllmConfig, args: EngineArgs, usage_context: UsageContext | None, headless: bool
+) -> VllmConfig:
+    """Return the configuration of an engine, with HF's defaults, once it is checked that hf_compat
+    can be honoured; without flags nothing but `use_ray_on_cpus` and what is refused.
+
+    Where vLLM's definition of the model is not known to have Transformers' bits, it is the
+    configuration of an engine that runs Transformers' own model: see `takes_own_model`.
+
+    Args:
+        vllm_config: as vLLM has made it.
+        args: that it was made of.
+        usage_context: as for ``EngineArgs.create_engine_config``.
+        headless: likewise.
 
     Raises:
         ValueError: the configuration asks for something that hf_compat cannot answer like HF,
@@ -86,6 +100,10 @@ def prepare_engine_config(vllm_config: VllmConfig) -> None:
     """
     log_decisions()
     check_input_packages(vllm_config)
+    if takes_own_model(vllm_config, args):
+        args = copy(args)
+        args.hf_compat = "exact"
+        return args.create_engine_config(usage_context, headless)
     check_head_size(vllm_config)
     if ForkFlags.of(vllm_config).hf_compat:
         use_hf_semantics(vllm_config)
@@ -93,3 +111,4 @@ def prepare_engine_config(vllm_config: VllmConfig) -> None:
     check_definition(vllm_config)
     change_fields(vllm_config)
     use_ray_on_cpus(vllm_config)
+    return vllm_config

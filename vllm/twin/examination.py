@@ -21,13 +21,16 @@ and no fault; where there are neither, the first weights decide.
 """
 
 
-def examine(config: PreTrainedConfig, setting: EngineSetting, max_model_len: int) -> Finding:
+def examine(
+    config: PreTrainedConfig, setting: EngineSetting, max_model_len: int, with_causes: bool = True
+) -> Finding:
     """Compare both sides of a twin.
 
     Args:
         config: of the model, as Transformers reads it.
         setting: of the engine.
         max_model_len: tokens of the longest text that the engine takes.
+        with_causes: whether the cause of a difference is looked for.
     """
     try:
         twin = Twin.of(config, max_model_len, setting.remote_code)
@@ -40,6 +43,7 @@ def examine(config: PreTrainedConfig, setting: EngineSetting, max_model_len: int
     found = Finding(agreement, difference=difference, spread=outcome.spread)
     if agreement == "differs":
         found = replace(found, dtype=compared.dtype)
+    if found.agreement == "differs" and with_causes:
         with suppress(Exception):  # whatever the search for the cause meets, they differ
             found = _with_field(found, config, twin, compared, max_model_len)
         with suppress(Exception):

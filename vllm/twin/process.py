@@ -51,12 +51,14 @@ class Task:
         setting: of the engine.
         max_model_len: tokens of the longest text that the engine takes.
         with_modules: whether modules are compared, too, one by one.
+        with_causes: whether the cause of a difference is looked for.
     """
 
     config: PreTrainedConfig
     setting: EngineSetting
     max_model_len: int
     with_modules: bool = False
+    with_causes: bool = True
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,7 @@ def answer(task: Task, write: int, folder: str) -> None:
 def _answer(task: Task) -> Answer:
     from vllm.twin.examination import examine, examine_modules
 
-    finding = examine(task.config, task.setting, task.max_model_len)
+    finding = examine(task.config, task.setting, task.max_model_len, task.with_causes)
     if not task.with_modules or finding.agreement == "unknown":
         return Answer(finding)
     return Answer(finding, tuple(examine_modules(task.config, task.setting, task.max_model_len)))

@@ -36,7 +36,8 @@ class EngineSetting:
     def expects_bits(self) -> bool:
         """Whether the engine is to have the bits of Transformers, or of a model in `attach`."""
         is_of_hf = self.dtype != "float32" and current_platform.is_cpu()
-        return self.flags.is_portable or (self.flags.has_hf_layers and is_of_hf)
+        is_own = self.flags.is_portable or self.flags.hf_compat == "exact"
+        return is_own or (self.flags.has_hf_layers and is_of_hf)
 
     def of_values(self, dtype: str | None = None) -> EngineSetting:
         """Return a setting in which the definition alone decides on values.

@@ -166,7 +166,7 @@ def _use_hf_threads(args: EngineArgs) -> None:
 
 def _prepare_exact(args: EngineArgs, flags: ForkFlags) -> None:
     """Choose what exact mode needs: prompts are computed whole, and tokens read from the host."""
-    for argument, (is_given, reason) in _excluded(args, flags).items():
+    for argument, (is_given, reason) in excluded_by_exact(args, flags).items():
         if is_given:
             raise ValueError(
                 f'hf_compat="exact" does not go with {argument}, since {reason}: leave it out, or '
@@ -181,7 +181,7 @@ def _prepare_exact(args: EngineArgs, flags: ForkFlags) -> None:
     args.async_scheduling = False
 
 
-def _excluded(args: EngineArgs, flags: ForkFlags) -> dict[str, tuple[bool | None, str]]:
+def excluded_by_exact(args: EngineArgs, flags: ForkFlags) -> dict[str, tuple[bool | None, str]]:
     """Return whether each argument is given that changes bits or that exact mode has not, and why
     it is excluded.
     """

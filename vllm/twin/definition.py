@@ -1,0 +1,126 @@
+"""What vLLM's definition of an engine's model is found to be, beside Transformers'."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from transformers import AutoConfig, PreTrainedConfig
+
+from vllm.fork.flags.fork_flags import ForkFlags
+from vllm.hf_layers.definition.attn_implementation import attn_implementation
+from vllm.hf_layers.definition.finding import Finding
+from vllm.hf_layers.engine.unlike_models import check_long_texts
+from vllm.logger import init_logger
+from vllm.twin import kept
+from vllm.twin.process import Task, examine_elsewhere
+from vllm.twin.setting import EngineSetting
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig
+
+logger = init_logger(__name__)
+
+
+class IncompleteRope(ValueError):
+    """Overrides of a configuration that end every model; the sentence says what is missing."""
+
+
+def definition_of(model_config: ModelConfig, flags: ForkFlags, with_causes: bool = True) -> Finding:
+    """Return how what an engine computes of a model compares with Transformers.
+
+    Args:
+        model_config: of an engine.
+        flags: of the engine.
+        with_causes: see `find_or_examine`.
+
+    Raises:
+        ValueError: see `check_long_texts`; or overrides leave a rope without its theta.
+    """
+    try:
+        config = config_of(model_config)
+    except IncompleteRope:
+        raise
+    except (OSError, ValueError, KeyError) as error:
+        return Finding("unknown", f"Transformers cannot read its configuration: {error}")
+    longest = model_config.max_model_len
+    if flags.hf_compat != "exact":
+        check_long_texts(config.get_text_config(), longest, flags.as_given)
+    return find_or_examine(config, setting_of(model_config, flags), longest, with_causes)
+
+
+def setting_of(model_config: ModelConfig, flags: ForkFlags) -> EngineSetting:
+    """Return what of an engine with some flags changes how it computes its model."""
+    hf_compat = True if flags.hf_compat == "strict" else flags.hf_compat
+    return EngineSetting(
+        replace(flags, hf_compat=hf_compat, receipts=False),
+        str(model_config.dtype).removeprefix("torch."),
+        str(model_config.model_impl),
+        attn_implementation(model_config),
+        model_config.trust_remote_code,
+    )
+
+
+def find_or_examine(
+    config: PreTrainedConfig, setting: EngineSetting, longest: int, with_causes: bool = True
+) -> Finding:
+    """Return a finding of before; or make it, and keep what was found out.
+
+    Args:
+        config: of the model, as Transformers reads it.
+        setting: of the engine.
+        longest: tokens of the longest text that the engine takes.
+        with_causes: whether the cause of a difference is looked for, which takes longest.
+    """
+    name = kept.digest(config, setting, longest)
+    without = f"{name}-without-causes"
+    finding = kept.find(name)
+    if finding is None and not with_causes:
+        finding = kept.find(without)
+    if finding is None:
+        logger.info(
+            "Comparing vLLM's definition of the model with Transformers': this takes seconds, and "
+            "up to two minutes if they differ."
+        )
+        finding = examine_elsewhere(Task(config, setting, longest, with_causes=with_causes)).finding
+        if finding.agreement != "unknown":  # what was missing may be there the next time
+            is_whole = with_causes or finding.agreement != "differs"
+            about = f"{config.name_or_path} ({config.model_type})"
+            kept.keep(name if is_whole else without, finding, about)
+    return finding
+
+
+def config_of(model_config: ModelConfig) -> PreTrainedConfig:
+    """Return the configuration as Transformers reads it, with what the engine overrides."""
+    config: PreTrainedConfig = AutoConfig.from_pretrained(
+        model_config.hf_config_path or model_config.model,
+        revision=model_config.revision,
+        code_revision=model_config.code_revision,
+        trust_remote_code=model_config.trust_remote_code,
+        token=model_config.hf_token,
+    )
+    overrides = model_config.hf_overrides
+    if callable(overrides):
+        changed: PreTrainedConfig = overrides(config)
+        return changed
+    _check_theta(config.get_text_config(), overrides)
+    config.update({name: one for name, one in overrides.items() if name != "attn_implementation"})
+    return config
+
+
+def _check_theta(config: PreTrainedConfig, overrides: dict[str, Any]) -> None:
+    """Refuse overrides that leave a rope without its theta: neither side makes a model then."""
+    own = getattr(config, "rope_parameters", None) or {}
+    kinds = [kind for kind, rope in own.items() if isinstance(rope, dict)]
+    for name in ("rope_scaling", "rope_parameters"):
+        rope = overrides.get(name)
+        if isinstance(rope, dict) and (missing := [kind for kind in kinds if kind not in rope]):
+            raise IncompleteRope(
+                f"hf_overrides replaces {name} as a whole, and leaves {' and '.join(missing)} "
+                f"without a rope: add the model's own, {own}."
+            )
+        if isinstance(rope, dict) and "rope_theta" in own and rope.get("rope_theta") is None:
+            raise IncompleteRope(
+                f"hf_overrides replaces {name} as a whole, and leaves the rope without a theta: "
+                f'add the model\'s own, "rope_theta": {own["rope_theta"]}.'
+            )

@@ -1,0 +1,94 @@
+"""Whether an engine in hf_compat runs Transformers' own model, as exact mode does, since vLLM's
+definition is not known to have its bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from vllm.fork.flags.fork_flags import IS_TWIN, ForkFlags
+from vllm.hf_layers.definition.finding import Finding
+from vllm.hf_layers.engine.engine_args import excluded_by_exact
+from vllm.hf_layers.engine.exact_models import could_be_exact
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+from vllm.twin.definition import definition_of, setting_of
+from vllm.twin.setting import EngineSetting
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+logger = init_logger(__name__)
+
+_VLLM_STOPS = "vLLM does not run its twin"
+
+
+def takes_own_model(vllm_config: VllmConfig, args: EngineArgs) -> bool:
+    """Whether Transformers' own model is to take the place of vLLM's: it goes with all that is
+    asked for, vLLM's definition does not have its bits, and a twin that runs so has all of them.
+
+    Args:
+        vllm_config: of the engine, as vLLM's model has it.
+        args: of the engine.
+
+    Raises:
+        ValueError: see `definition_of`.
+    """
+    flags, model = ForkFlags.of(vllm_config), vllm_config.model_config
+    if not flags.has_hf_layers or flags.is_portable or IS_TWIN in vllm_config.additional_config:
+        return False
+    if flags.hf_compat == "exact" or not _is_possible(vllm_config, args):
+        return False
+    finding = definition_of(model, flags, with_causes=False)
+    if not _is_needed(finding, setting_of(model, flags)):
+        return False
+    own = definition_of(model, replace(flags, hf_compat="exact", split_qkv=None))
+    if own.agreement != "bits":
+        return False
+    logger.warning(
+        '%s: the engine runs Transformers\' own %s, as hf_compat="exact" does, since %s. '
+        'model_impl="vllm" keeps vLLM\'s.',
+        flags.as_given,
+        model.architecture,
+        finding,
+    )
+    return True
+
+
+def _is_needed(finding: Finding, setting: EngineSetting) -> bool:
+    """Whether vLLM's definition has not the bits that are promised, or ends in an error, or is
+    another function.
+    """
+    if finding.agreement == "unknown":
+        return current_platform.is_cpu() and finding.reason.startswith(_VLLM_STOPS)
+    if finding.agreement == "rounding":
+        return setting.expects_bits
+    return finding.agreement == "differs"
+
+
+def _is_possible(vllm_config: VllmConfig, args: EngineArgs) -> bool:
+    """Whether exact mode takes the model, and goes with all that is asked for."""
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    flags, scheduler = ForkFlags.of(vllm_config), vllm_config.scheduler_config
+    excluded = (
+        args.model_impl != "auto",
+        model.runner_type != "generate",
+        model.is_multimodal_model,
+        model.quantization is not None,
+        not _is_causal(model),
+        parallel.data_parallel_size > 1,
+        scheduler.max_num_batched_tokens < model.max_model_len,
+        *(bool(is_given) for is_given, _ in excluded_by_exact(args, flags).values()),
+    )
+    return not any(excluded) and could_be_exact(vllm_config)
+
+
+def _is_causal(model: ModelConfig) -> bool:
+    """Whether Transformers, or the model's own code, has a causal language model of it."""
+    config = model.hf_config
+    has_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING or (model.trust_remote_code and has_code)
