@@ -89,6 +89,7 @@ def test_a_server_without_its_engine_ends_with_a_failure(server: Server) -> None
     assert "The engine's process has ended" in server.log.read_text()
 
 
+@pytest.mark.long
 def test_an_engine_without_its_server_ends(starting: Server) -> None:
     """The process that serves is killed, and so has no occasion to end the others.
 
@@ -159,6 +160,7 @@ def test_a_server_that_is_terminated_answers_what_it_was_asked(tmp_path: Path) -
         end(server.process)
 
 
+@pytest.mark.long
 def test_a_server_that_is_terminated_says_what_it_cannot_finish(tmp_path: Path) -> None:
     """Its HTTP server waits for every answer; a stream has begun with 200."""
     too_much = {"max_new_tokens": 2000, "eos_token_id": 4095}

@@ -26,7 +26,7 @@ from vllm.twin import examination, transformers_side
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("config", "module", "field"),
     [

@@ -50,14 +50,18 @@ __all__ = [
 
 
 @ending_commands
-def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
+def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> EngineArgs:
     """Change the arguments as the flags need it, in place; nothing without flags.
+
+    Returns:
+        a copy of them as they were, for upstream writes its defaults into them.
 
     Raises:
         ValueError: an argument does not go with a flag, or with the platform, there is no model at
             a path, or the system lacks a library or, where code is to be compiled, a compiler.
         SystemExit: see `check_main_is_guarded`.
     """
+    given = copy(args)
     check_main_is_guarded()
     check_model_path(args.model)
     check_system_libraries()
@@ -74,11 +78,12 @@ def prepare_engine_args(args: EngineArgs, flags: ForkFlags) -> None:
     receipts.prepare_engine_args(args, flags)
     check_weight_transfer(args, flags)
     do_without_compiler(args)
+    return given
 
 
 @ending_commands
 def prepare_engine_config(
-    vllm_config: VllmConfig, args: EngineArgs, usage_context: UsageContext | None, headless: bool
+    vllm_config: VllmConfig, given: EngineArgs, usage_context: UsageContext | None, headless: bool
 ) -> VllmConfig:
     """Return the configuration of an engine, with HF's defaults, once it is checked that hf_compat
     can be honoured; without flags nothing but `use_ray_on_cpus` and what is refused.
@@ -88,7 +93,7 @@ def prepare_engine_config(
 
     Args:
         vllm_config: as vLLM has made it.
-        args: that it was made of.
+        given: the arguments of `prepare_engine_args`.
         usage_context: as for ``EngineArgs.create_engine_config``.
         headless: likewise.
 
@@ -100,10 +105,9 @@ def prepare_engine_config(
     """
     log_decisions()
     check_input_packages(vllm_config)
-    if takes_own_model(vllm_config, args):
-        args = copy(args)
-        args.hf_compat = "exact"
-        return args.create_engine_config(usage_context, headless)
+    if takes_own_model(vllm_config, given):
+        given.hf_compat = "exact"
+        return given.create_engine_config(usage_context, headless)
     check_head_size(vllm_config)
     if ForkFlags.of(vllm_config).hf_compat:
         use_hf_semantics(vllm_config)

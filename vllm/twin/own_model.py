@@ -27,13 +27,13 @@ logger = init_logger(__name__)
 _VLLM_STOPS = "vLLM does not run its twin"
 
 
-def takes_own_model(vllm_config: VllmConfig, args: EngineArgs) -> bool:
+def takes_own_model(vllm_config: VllmConfig, given: EngineArgs) -> bool:
     """Whether Transformers' own model is to take the place of vLLM's: it goes with all that is
     asked for, vLLM's definition does not have its bits, and a twin that runs so has all of them.
 
     Args:
         vllm_config: of the engine, as vLLM's model has it.
-        args: of the engine.
+        given: the arguments of the engine, before anything is written into them.
 
     Raises:
         ValueError: see `definition_of`.
@@ -41,7 +41,7 @@ def takes_own_model(vllm_config: VllmConfig, args: EngineArgs) -> bool:
     flags, model = ForkFlags.of(vllm_config), vllm_config.model_config
     if not flags.has_hf_layers or flags.is_portable or IS_TWIN in vllm_config.additional_config:
         return False
-    if flags.hf_compat == "exact" or not _is_possible(vllm_config, args):
+    if flags.hf_compat == "exact" or not _is_possible(vllm_config, given):
         return False
     finding = definition_of(model, flags, with_causes=False)
     if not _is_needed(finding, setting_of(model, flags)):
@@ -70,19 +70,19 @@ def _is_needed(finding: Finding, setting: EngineSetting) -> bool:
     return finding.agreement == "differs"
 
 
-def _is_possible(vllm_config: VllmConfig, args: EngineArgs) -> bool:
+def _is_possible(vllm_config: VllmConfig, given: EngineArgs) -> bool:
     """Whether exact mode takes the model, and goes with all that is asked for."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    flags, scheduler = ForkFlags.of(vllm_config), vllm_config.scheduler_config
+    flags, budget = ForkFlags.of(vllm_config), given.max_num_batched_tokens
     excluded = (
-        args.model_impl != "auto",
+        given.model_impl != "auto",
         model.runner_type != "generate",
         model.is_multimodal_model,
         model.quantization is not None,
         not _is_causal(model),
         parallel.data_parallel_size > 1,
-        scheduler.max_num_batched_tokens < model.max_model_len,
-        *(bool(is_given) for is_given, _ in excluded_by_exact(args, flags).values()),
+        budget is not None and budget < model.max_model_len,
+        *(bool(is_given) for is_given, _ in excluded_by_exact(given, flags).values()),
     )
     return not any(excluded) and could_be_exact(vllm_config)
 

@@ -142,6 +142,7 @@ def test_after_an_error_of_cuda_nothing_more_is_tried(
     assert (last["equal"], last["of"]) == (0, 1)
 
 
+@pytest.mark.long
 def test_shapes_on_an_emulated_gpu(kept_shapes: Path, emulated_library: Path) -> None:
     """The kernels themselves, on tensors of a GPU."""
     count = bits.Count()

@@ -232,7 +232,7 @@ def test_every_fault_has_its_place() -> None:
     assert not misplaced(FAULTS)
 
 
-@pytest.mark.some(2)
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_emulation_finds_faults(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

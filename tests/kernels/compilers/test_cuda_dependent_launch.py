@@ -51,7 +51,7 @@ def name_of(kernel: str) -> str:
     return found[1]
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("source", sorted(KERNELS))
 def test_kernels_of_every_token_wait_first(source: str, shared_folder: Path) -> None:
     """Before that, they touch no memory of the GPU; products alone copy weights."""

@@ -31,7 +31,7 @@ def float_operations(code: str) -> set[str]:
     return set(re.findall(r"^\s+(?:@!?%p\d+ )?([a-z0-9_.]+\.f(?:32|64))\s", code, re.M))
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(2)
 @pytest.mark.parametrize("source", SOURCES)
 def test_operations_round_once(source: str, shared_folder: Path) -> None:
     kernels = kernels_of(machine_code(source, "sm_80", shared_folder).ptx)

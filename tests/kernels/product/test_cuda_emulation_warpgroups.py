@@ -58,6 +58,7 @@ def test_numbers_of_outputs(rows: int, outputs: int, gpu: EmulatedProduct) -> No
     assert_products_agree(Case(rows, outputs, 328, has_bias=True), gpu, splits=(1, 2))
 
 
+@pytest.mark.long
 def test_every_number_of_rows(gpu: EmulatedProduct) -> None:
     """All tiles, whole and in part."""
     case = Case(260, 35, 72, kind="outliers", has_bias=True)
@@ -271,7 +272,7 @@ def test_every_fault_has_its_place() -> None:
     assert not misplaced(FAULTS)
 
 
-@pytest.mark.some(2)
+@pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_emulation_finds_faults(fault: str, tmp_path: Path, gpu: EmulatedProduct) -> None:
     """A kernel that forgets to wait, or waits for something else, has other bits or stops."""
@@ -280,6 +281,7 @@ def test_the_emulation_finds_faults(fault: str, tmp_path: Path, gpu: EmulatedPro
     assert not all(is_right(library, gpu, *one) for one in schedules), "no schedule has shown it"
 
 
+@pytest.mark.long
 def test_without_a_fault_all_is_right(tmp_path: Path, gpu: EmulatedProduct) -> None:
     library = faulty_library("none", tmp_path)
     assert all(is_right(library, gpu, *case, seed) for seed in range(1, 6) for case in CASES)

@@ -219,6 +219,14 @@ def excluded_by_exact(args: EngineArgs, flags: ForkFlags) -> dict[str, tuple[boo
             not in (None, "mp", "uni", one_process.EXECUTOR, *PYTORCH_THREADS),
             "the model runs in one process",
         ),
+        "enable_return_routed_experts=True": (
+            args.aux_output_config.enable_return_routed_experts,
+            "experts are Transformers', which do not say what was sent to them",
+        ),
+        f"cpu_offload_gb={args.cpu_offload_gb}": (
+            args.cpu_offload_gb > 0,
+            "Transformers keeps all weights on one device",
+        ),
         "kv_transfer_config": (args.kv_transfer_config is not None, "it keeps its own KV cache"),
         "VLLM_BATCH_INVARIANT=1": (
             envs.VLLM_BATCH_INVARIANT,
