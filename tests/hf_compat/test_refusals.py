@@ -151,6 +151,7 @@ EXCLUDED_BY_EXACT: list[tuple[dict[str, Any], str]] = [
     ({"quantization": "fp8"}, "quantization='fp8', since Transformers"),
     ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8'"),
     ({"load_format": "dummy"}, "load_format='dummy'"),
+    ({"model_loader_extra_config": {"threads": 2}}, "model_loader_extra_config="),
     ({"enable_return_routed_experts": True}, "enable_return_routed_experts=True, since experts"),
     ({"cpu_offload_gb": 1}, "cpu_offload_gb=1, since Transformers"),
     ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "speculative"),

@@ -10,6 +10,7 @@ import pytest
 from transformers import Gemma3TextConfig, LlamaConfig, OlmoeConfig, PreTrainedConfig
 
 from tests.twin.cases import SIZES, start
+from vllm.hf_layers.definition import configuration
 from vllm.hf_layers.definition.finding import Finding, noted_definition
 from vllm.twin import check, definition
 from vllm.twin.process import Answer, Task, examine_elsewhere
@@ -134,9 +135,9 @@ def test_overrides_that_leave_a_rope_without_its_theta(tmp_path: Path) -> None:
 def test_overrides_that_leave_a_kind_of_layer_without_a_rope() -> None:
     one = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
     with pytest.raises(
-        definition.IncompleteRope, match="leaves sliding_attention and full_attention w"
+        configuration.IncompleteRope, match="leaves sliding_attention and full_attention w"
     ):
-        definition._check_theta(Gemma3TextConfig(), {"rope_parameters": one})
+        configuration._check_theta(Gemma3TextConfig(), {"rope_parameters": one})
 
 
 def test_a_twin_that_stops_is_no_refusal_and_names_what_runs(

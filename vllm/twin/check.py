@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from transformers import PreTrainedConfig
 
 from vllm.fork.flags.fork_flags import IS_TWIN, ForkFlags
+from vllm.hf_layers.definition.configuration import config_of
 from vllm.hf_layers.definition.finding import Finding, note_definition
 from vllm.hf_layers.engine.exact_models import RULES, could_be_exact
 from vllm.logger import init_logger
-from vllm.twin.definition import config_of, definition_of, find_or_examine, setting_of
+from vllm.twin.definition import definition_of, find_or_examine, setting_of
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from vllm.fork.flags.fork_flags import ForkFlags
 from vllm.hf_layers.definition.attn_implementation import attn_implementation
+from vllm.hf_layers.definition.configuration import IncompleteRope, config_of
 from vllm.hf_layers.definition.finding import Finding
 from vllm.hf_layers.engine.unlike_models import check_long_texts
 from vllm.logger import init_logger
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig
 
 logger = init_logger(__name__)
-
-
-class IncompleteRope(ValueError):
-    """Overrides of a configuration that end every model; the sentence says what is missing."""
 
 
 def definition_of(model_config: ModelConfig, flags: ForkFlags, with_causes: bool = True) -> Finding:
@@ -88,39 +85,3 @@ def find_or_examine(
             about = f"{config.name_or_path} ({config.model_type})"
             kept.keep(name if is_whole else without, finding, about)
     return finding
-
-
-def config_of(model_config: ModelConfig) -> PreTrainedConfig:
-    """Return the configuration as Transformers reads it, with what the engine overrides."""
-    config: PreTrainedConfig = AutoConfig.from_pretrained(
-        model_config.hf_config_path or model_config.model,
-        revision=model_config.revision,
-        code_revision=model_config.code_revision,
-        trust_remote_code=model_config.trust_remote_code,
-        token=model_config.hf_token,
-    )
-    overrides = model_config.hf_overrides
-    if callable(overrides):
-        changed: PreTrainedConfig = overrides(config)
-        return changed
-    _check_theta(config.get_text_config(), overrides)
-    config.update({name: one for name, one in overrides.items() if name != "attn_implementation"})
-    return config
-
-
-def _check_theta(config: PreTrainedConfig, overrides: dict[str, Any]) -> None:
-    """Refuse overrides that leave a rope without its theta: neither side makes a model then."""
-    own = getattr(config, "rope_parameters", None) or {}
-    kinds = [kind for kind, rope in own.items() if isinstance(rope, dict)]
-    for name in ("rope_scaling", "rope_parameters"):
-        rope = overrides.get(name)
-        if isinstance(rope, dict) and (missing := [kind for kind in kinds if kind not in rope]):
-            raise IncompleteRope(
-                f"hf_overrides replaces {name} as a whole, and leaves {' and '.join(missing)} "
-                f"without a rope: add the model's own, {own}."
-            )
-        if isinstance(rope, dict) and "rope_theta" in own and rope.get("rope_theta") is None:
-            raise IncompleteRope(
-                f"hf_overrides replaces {name} as a whole, and leaves the rope without a theta: "
-                f'add the model\'s own, "rope_theta": {own["rope_theta"]}.'
-            )

@@ -193,6 +193,10 @@ def excluded_by_exact(args: EngineArgs, flags: ForkFlags) -> dict[str, tuple[boo
             args.load_format not in ("auto", "hf", "safetensors", LOAD_FORMAT),
             "Transformers loads the model",
         ),
+        f"model_loader_extra_config={args.model_loader_extra_config!r}": (
+            bool(args.model_loader_extra_config),
+            "Transformers loads the model",
+        ),
         f"quantization={args.quantization!r}": (
             args.quantization is not None,
             "Transformers reads the quantization from the model's configuration",
