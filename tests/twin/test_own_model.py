@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import GraniteMoeConfig, LlamaConfig, OlmoeConfig, PreTrainedConfig
+from transformers import FalconConfig, GraniteMoeConfig, LlamaConfig, OlmoeConfig, PreTrainedConfig
 
 from tests.twin.cases import SIZES, start
 from vllm.config import VllmConfig
@@ -38,6 +38,11 @@ def test_it_runs_where_vllms_has_other_bits(make: Any, hf_compat: Any, tmp_path:
     config = start(make(), tmp_path, hf_compat=hf_compat)
     assert mode_of(config) == "exact"
     assert noted_definition(config) is None
+
+
+def test_it_runs_what_no_twin_of_vllms_can_show(tmp_path: Path) -> None:
+    config = FalconConfig(hidden_size=128, num_attention_heads=2, num_hidden_layers=2, alibi=True)
+    assert mode_of(start(config, tmp_path, hf_compat=True)) == "exact"
 
 
 def test_vllms_stays_where_it_has_the_bits(tmp_path: Path) -> None:

@@ -4,15 +4,18 @@ definition is not known to have its bits.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from vllm.fork.flags.fork_flags import IS_TWIN, ForkFlags
+from vllm.hf_layers.definition.configuration import config_of
 from vllm.hf_layers.definition.finding import Finding
 from vllm.hf_layers.engine.engine_args import excluded_by_exact
 from vllm.hf_layers.engine.exact_models import could_be_exact
+from vllm.hf_layers.engine.unlike_models import unlike
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.twin.definition import definition_of, setting_of
@@ -43,8 +46,7 @@ def takes_own_model(vllm_config: VllmConfig, given: EngineArgs) -> bool:
         return False
     if flags.hf_compat == "exact" or not _is_possible(vllm_config, given):
         return False
-    finding = definition_of(model, flags, with_causes=False)
-    if not _is_needed(finding, setting_of(model, flags)):
+    if (reason := _reason(model, flags)) is None:
         return False
     own = definition_of(model, replace(flags, hf_compat="exact", split_qkv=None))
     if own.agreement != "bits":
@@ -54,9 +56,19 @@ def takes_own_model(vllm_config: VllmConfig, given: EngineArgs) -> bool:
         'model_impl="vllm" keeps vLLM\'s.',
         flags.as_given,
         model.architecture,
-        finding,
+        reason,
     )
     return True
+
+
+def _reason(model: ModelConfig, flags: ForkFlags) -> str | None:
+    """Return why vLLM's definition is not enough; None if it is."""
+    with suppress(OSError, ValueError, KeyError):  # what cannot be read is another's to say
+        config = config_of(model).get_text_config()
+        if found := unlike(config, model.max_model_len):
+            return f"vLLM's definition does not go with {found.what}, {found.why}"
+    finding = definition_of(model, flags, with_causes=False)
+    return str(finding) if _is_needed(finding, setting_of(model, flags)) else None
 
 
 def _is_needed(finding: Finding, setting: EngineSetting) -> bool:
