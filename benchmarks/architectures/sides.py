@@ -27,7 +27,7 @@ MODES = {
     "upstream": ForkFlags(),
     "hf_compat": ForkFlags(hf_compat=True),
     "exact": ForkFlags(hf_compat="exact"),
-    "deterministic": ForkFlags(hf_compat=True, deterministic=True),
+    "deterministic": ForkFlags(deterministic=True),
     "split_qkv": ForkFlags(split_qkv=True),
 }
 """Flags of an engine, by the names of modes."""
