@@ -14,7 +14,7 @@ from benchmarks.architectures.page import PROMISES, Row, as_markdown, row_of
 from benchmarks.architectures.sides import MODES, Side
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-TYPES = ("gpt2", "granitemoe")
+TYPES = ("gpt2", "afmoe")
 SIZE = (6, 6 * 16)
 """Answers of a row, and steps whose logits are compared."""
 
@@ -49,7 +49,7 @@ def test_what_is_full_in_the_committed_table_is_full_here(made: Path) -> None:
 
 
 def test_each_answer_is_kept(made: Path) -> None:
-    for name in ("gpt2", "granitemoe"):
+    for name in TYPES:
         kept = {path.name for path in (made / "work" / name).glob("*.json")}
         assert kept == {f"bfloat16-{side}.json" for side in ("hf", "attached", *MODES)}
 

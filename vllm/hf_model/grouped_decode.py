@@ -227,7 +227,7 @@ def _attend_as(stock: str) -> Callable[..., Any]:
         query: torch.Tensor,
         found: GroupPages,
         _: GroupPages,
-        mask: object,
+        attention_mask: object = None,
         **kwargs: Any,
     ) -> tuple[torch.Tensor, None]:
         function = (

@@ -216,7 +216,7 @@ def _attend(
     query: torch.Tensor,
     found: PromptPages,
     _: PromptPages,
-    mask: object,
+    attention_mask: object = None,
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
