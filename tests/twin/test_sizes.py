@@ -15,6 +15,7 @@ from transformers import (
     Gemma3TextConfig,
     Gemma4TextConfig,
     GptOssConfig,
+    HrmTextConfig,
     LlamaConfig,
     PreTrainedConfig,
     Qwen2Config,
@@ -81,6 +82,13 @@ def test_layers_that_share_keys_come_last() -> None:
     assert 0 < few.num_kv_shared_layers < few.num_hidden_layers - 1
     shared = few.layer_types[-few.num_kv_shared_layers :]
     assert set(shared) == set(few.layer_types[: -few.num_kv_shared_layers])
+
+
+def test_layers_of_a_stack_are_counted_as_often_as_it_runs() -> None:
+    config = HrmTextConfig()
+    few = Twin.of(config, ANY_LENGTH).config
+    runs = config.num_hidden_layers // config.num_layers_per_stack
+    assert (few.num_layers_per_stack, few.num_hidden_layers) == (2, 2 * runs)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,9 @@ MAX_LAYERS = 12
 """Of the layers from the first on; where that would be more, one of each kind is chosen instead."""
 
 _COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_PER_STACK = "num_layers_per_stack"
+"""Of HRM, which runs each stack several times: its layers are counted as often."""
+
 _LIMITS = (
     *("max_window_layers", "first_k_dense_replace", "n_dense_layers", "moe_layer_start_index"),
     *("moe_layer_end_index", "num_dense_layers"),
@@ -47,6 +50,8 @@ def with_few_layers(
     name = next((one for one in _COUNTS if isinstance(fields.get(one), int)), None)
     if name is None:
         return fields
+    if count := fields.get(_PER_STACK):
+        return {**fields, _PER_STACK: MIN_LAYERS, name: fields[name] // count * MIN_LAYERS}
     kinds = [*kinds_of_layers(model, fields[name])]
     chosen = _choose(kinds, most) if kinds else [*range(min(MIN_LAYERS, fields[name]))]
     return {
