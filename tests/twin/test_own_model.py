@@ -13,6 +13,7 @@ from vllm.config import VllmConfig
 from vllm.fork.flags.fork_flags import ForkFlags
 from vllm.hf_layers.definition.finding import Finding, noted_definition
 from vllm.twin import own_model
+from vllm.twin.definition import definition_of
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
 
@@ -71,7 +72,7 @@ def test_vllms_stays_where_that_is_asked_for(arguments: dict[str, Any], tmp_path
 
 def test_it_is_tried_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A twin that exact mode does not run, or runs with other bits, leaves vLLM's model."""
-    known = own_model.definition_of
+    known = definition_of
 
     def without_bits(model: Any, flags: ForkFlags, *args: Any, **kwargs: Any) -> Finding:
         is_own = flags.hf_compat == "exact"
