@@ -64,8 +64,11 @@ def test_heads_without_kernels_are_refused(flags: dict[str, Any]) -> None:
     """Upstream's engine ends with the first request: "Unsupported CPU attention configuration"."""
     small: Any = {"dtype": "bfloat16", "hf_overrides": {"head_dim": 16}}
     with pytest.raises(ValueError, match=r"no kernels for heads of 16 elements, .* hf_compat="):
-        EngineArgs(str(MODEL), **small, **flags).create_engine_config()
+        EngineArgs(str(MODEL), model_impl="vllm", **small, **flags).create_engine_config()
     EngineArgs(str(MODEL), **small, hf_compat="exact").create_engine_config()
+    if flags:
+        own = EngineArgs(str(MODEL), **small, **flags).create_engine_config()
+        assert ForkFlags.of(own).hf_compat == "exact", "Transformers' own model attends itself"
     EngineArgs(str(MODEL), **small, deterministic=True).create_engine_config()
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.loaded_models import engine_config, model_of
+from vllm.fork.flags.fork_flags import ForkFlags
 from vllm.fork.startup.checkpoint_files import use_hf_files
 from vllm.hf_layers.definition.attn_implementation import attn_implementation
 
@@ -110,10 +111,12 @@ def test_attention_that_the_configuration_names(key: str, folder: Path) -> None:
     theirs = LlamaForCausalLM.from_pretrained(folder).config._attn_implementation
     config = engine_config(folder, hf_compat=True, skip_tokenizer_init=True).model_config
     assert attn_implementation(config) == theirs == "eager"
+    strict: Any = {"hf_compat": "strict", "skip_tokenizer_init": True}
+    assert ForkFlags.of(engine_config(folder, **strict)).hf_compat == "exact"
     with pytest.raises(ValueError, match="does not go with attn_implementation='eager'"):
-        engine_config(folder, hf_compat="strict", skip_tokenizer_init=True)
+        engine_config(folder, model_impl="vllm", **strict)
     sdpa: Any = {"hf_overrides": {"attn_implementation": "sdpa"}}
-    engine_config(folder, hf_compat="strict", skip_tokenizer_init=True, **sdpa)
+    assert ForkFlags.of(engine_config(folder, **strict, **sdpa)).hf_compat == "strict"
     own: Any = {"hf_overrides": {"attn_implementation": None}}
     config = engine_config(folder, hf_compat=True, skip_tokenizer_init=True, **own).model_config
     assert attn_implementation(config) is None

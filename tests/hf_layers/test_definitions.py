@@ -238,5 +238,9 @@ def test_a_field_that_stops_an_engine_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match=r"add_cross_attention=True of GPT2LMHeadModel.*or try hf"):
         EngineArgs(
-            str(tmp_path), dtype="float32", hf_compat=True, skip_tokenizer_init=True
+            str(tmp_path),
+            dtype="float32",
+            hf_compat=True,
+            model_impl="vllm",
+            skip_tokenizer_init=True,
         ).create_engine_config()

@@ -163,7 +163,7 @@ def test_a_bias_that_vllm_leaves_out_is_refused(
     config.architectures = [f"{kind.__name__.removesuffix('Config')}ForCausalLM"]
     config.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="self_attn on, because of attention_bias=True"):
-        engine_config(tmp_path, dtype="bfloat16", **flags)
+        engine_config(tmp_path, dtype="bfloat16", model_impl="vllm", **flags)
 
 
 def test_a_bias_that_vllm_leaves_out_is_transformers_own_in_exact_mode(tmp_path: Path) -> None:

@@ -92,11 +92,17 @@ class Answer:
         return cls(Finding.of_json(found["finding"]), modules)
 
 
-def examine_elsewhere(task: Task) -> Answer:
-    """Examine a definition in another process; see `examination.examine`."""
+def examine_elsewhere(task: Task, is_fresh: bool = False) -> Answer:
+    """Examine a definition in another process; see `examination.examine`.
+
+    Args:
+        task: see `Task`.
+        is_fresh: whether it is another Python, which has nothing of what this one has tried, or was
+            told, about the order of products.
+    """
     # What a process that is killed leaves on disk is removed here.
     with tempfile.TemporaryDirectory(prefix="vllm-twin-", ignore_cleanup_errors=True) as folder:
-        answer, status = _answer_of_process(task, folder)
+        answer, status = _answer_of_process(task, folder, is_fresh)
     with suppress(ValueError, TypeError):
         return Answer.of_json(answer or b"")
     late = f"it took longer than {_LIMIT_S:.0f} s"
@@ -104,11 +110,12 @@ def examine_elsewhere(task: Task) -> Answer:
     return Answer(Finding("unknown", reason))
 
 
-def _answer_of_process(task: Task, folder: str) -> tuple[bytes | None, int]:
+def _answer_of_process(task: Task, folder: str, is_fresh: bool) -> tuple[bytes | None, int]:
     """Return what the process writes, which is None if it is late, and its status."""
     read, write = os.pipe()
     try:
-        pid = _fork(task, write, folder) if _may_fork() else _start(task, write, folder)
+        start = _fork if _may_fork() and not is_fresh else _start
+        pid = start(task, write, folder)
     finally:
         os.close(write)
     with os.fdopen(read, "rb") as pipe:

@@ -49,7 +49,7 @@ def test_all_layers_of_models_whose_bits_are_promised(made: Any, shape: str) -> 
 
 
 def test_what_keeps_vllms_kernels_is_named_and_refused(made: Any) -> None:
-    model, config = made("deepseek-v2-lite", hf_compat=True)
+    model, config = made("deepseek-v2-lite", hf_compat=True, model_impl="vllm")
     report = report_of_model(model, config)
     assert not report.has_hf_bits
     assert re.fullmatch(  # by the instructions of the CPU
@@ -61,7 +61,8 @@ def test_what_keeps_vllms_kernels_is_named_and_refused(made: Any) -> None:
         r"DeepseekV2ForCausalLM, since its latent attention \(MLA\) keeps vLLM's kernel: use hf"
     )
     with pytest.raises(ValueError, match=f'^hf_compat="strict" does not go with {reason}'):
-        made("deepseek-v2-lite", hf_compat="strict")  # known before the model is made
+        # Known before the model is made.
+        made("deepseek-v2-lite", hf_compat="strict", model_impl="vllm")
 
 
 def test_layers_that_nobody_expected_are_refused(made: Any) -> None:
