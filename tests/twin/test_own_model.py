@@ -62,6 +62,7 @@ def test_vllms_stays_where_it_has_the_bits(tmp_path: Path) -> None:
     ],
     ids=str,
 )
+@pytest.mark.some(3)
 def test_vllms_stays_where_that_is_asked_for(arguments: dict[str, Any], tmp_path: Path) -> None:
     config = start(other_bits(), tmp_path, hf_compat=True, **arguments)
     assert mode_of(config) is True

@@ -11,6 +11,8 @@ import pytest
 
 from tests.kernels.machine_code import KERNELS, machine_code
 
+pytestmark = pytest.mark.some(1)
+
 SOURCES = sorted(KERNELS)
 ROUNDED = {f"{name}.rn.f32" for name in ("add", "sub", "mul", "div", "rcp", "sqrt", "fma")}
 ROUNDED_DOUBLE = {f"{name}.rn.f64" for name in ("add", "sub", "mul", "div")}
@@ -31,7 +33,7 @@ def float_operations(code: str) -> set[str]:
     return set(re.findall(r"^\s+(?:@!?%p\d+ )?([a-z0-9_.]+\.f(?:32|64))\s", code, re.M))
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("source", SOURCES)
 def test_operations_round_once(source: str, shared_folder: Path) -> None:
     kernels = kernels_of(machine_code(source, "sm_80", shared_folder).ptx)
@@ -45,7 +47,7 @@ def test_operations_round_once(source: str, shared_folder: Path) -> None:
             assert "fma.rn.f32" not in arithmetic, name
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("source", "architecture"),
     [

@@ -8,6 +8,8 @@ import torch
 from tests.kernels import emulated_ops as emulated
 from tests.kernels.portable_cases import DTYPES, assert_same, numbers
 
+pytestmark = pytest.mark.some(1)
+
 OPS = torch.ops.vllm_fork
 INFINITY = float("inf")
 PARTS = (1, 3, 8)
@@ -29,7 +31,7 @@ def rows(count: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> torch
     return logits[:, :count]
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("count", [1, 31, 1024, 5000])
 def test_log_softmax_and_argmax(dtype: torch.dtype, count: int) -> None:
@@ -40,7 +42,7 @@ def test_log_softmax_and_argmax(dtype: torch.dtype, count: int) -> None:
         assert_same(emulated.portable_log_softmax(logits, parts=parts), probabilities)
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("parts", [5, 40])
 @pytest.mark.parametrize("kind", [1, 2, 4, 5, 6])
 def test_a_row_in_parts(kind: int, parts: int) -> None:
@@ -72,7 +74,7 @@ def test_blocks_that_share_a_row(rows: int, count: int, multiprocessors: int, pa
     assert emulated.row_parts(logits, multiprocessors) == parts
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("count", "k"), [(1, 1), (33, 1), (33, 20), (33, 33), (3000, 7), (3000, 1500), (6000, 5000)]
 )
@@ -108,7 +110,7 @@ def test_filter_by_temperature(dtype: torch.dtype, temperature: float) -> None:
     )
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(1)
 @pytest.mark.parametrize(
     ("top_k", "top_p", "min_p"),
     [
@@ -125,7 +127,7 @@ def test_filter(top_k: int, top_p: float, min_p: float) -> None:
         assert_same(found, expected)
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("top_k", [-1, 3, 1000, 1500])
 def test_filter_within_ties(top_k: int, top_p: float) -> None:
@@ -151,7 +153,7 @@ RESTRICTIONS = {
 }
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("kind", ["numbers", "bfloat16", "few", "equal"])
 def test_filter_of_a_vocabulary(kind: str) -> None:
     """A row for each restriction, in as many parts as on an H100: 16 of a row, or so."""

@@ -18,6 +18,8 @@ from vllm.fork_kernels.portable.product import (
     unpack_weight,
 )
 
+pytestmark = pytest.mark.some(1)
+
 BY_WARP = (TensorCores.INT8, TensorCores.BFLOAT16)
 """What a warp can multiply with, for any number of rows."""
 
@@ -38,7 +40,7 @@ def packed_for_both(case: Case, gpu: EmulatedProduct) -> tuple[PackedWeight, Pac
 
 
 # --- products ------------------------------------------------------------------------------------
-@pytest.mark.some(30)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("cores", BY_WARP)
 @pytest.mark.parametrize("splits", [0, 1, 8])
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -61,7 +63,7 @@ def largest_digits(count: int, inputs: int, integers: tuple[int, ...]) -> torch.
     return kinds.repeat(-(-count // len(kinds)), 1)[:count].contiguous()
 
 
-@pytest.mark.some(15)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("cores", TensorCores)
 @pytest.mark.parametrize("rows", [5, 13, 27, 60, 90])
 @pytest.mark.parametrize("inputs", [256, 2048, 4097])
@@ -85,7 +87,7 @@ def test_every_number_of_rows(cores: TensorCores, gpu: EmulatedProduct) -> None:
         assert_same(gpu.product(x[:rows], on_gpu, bias, cores=cores), whole[:rows])
 
 
-@pytest.mark.some(14)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("cores", BY_WARP)
 @pytest.mark.parametrize("rows", [3, 12, 20, 50, 140])
 @pytest.mark.parametrize("outputs", [16, 65, 129, 260])
@@ -108,7 +110,7 @@ def test_more_rows_than_at_once(rows: int, cores: TensorCores, gpu: EmulatedProd
     assert_same(gpu.product(x, on_gpu, bias, cores=cores), portable_product(x, on_cpu, bias))
 
 
-@pytest.mark.some(12)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("cores", BY_WARP)
 @pytest.mark.parametrize("rows", [2, 9, 30, 33, 70])
 @pytest.mark.parametrize("inputs", [521, 1034, 1060, 2600])

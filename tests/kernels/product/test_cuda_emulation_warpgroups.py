@@ -16,6 +16,8 @@ from tests.kernels.product.portable_product_cases import Case
 from tests.kernels.product.test_cuda_emulation_product import packed_for_both
 from vllm.fork_kernels.portable.product import pack_weight, portable_product
 
+pytestmark = pytest.mark.some(1)
+
 CORES = TensorCores.INT8_WARPGROUPS
 
 
@@ -41,7 +43,7 @@ def assert_products_agree(
         assert_same(found, expected)
 
 
-@pytest.mark.some(5)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("rows", [33, 64, 65, 96, 97, 128, 129, 150, 200])
 @pytest.mark.parametrize("inputs", [100, 521, 1040, 2600])
 def test_splits(rows: int, inputs: int, gpu: EmulatedProduct) -> None:
@@ -50,7 +52,7 @@ def test_splits(rows: int, inputs: int, gpu: EmulatedProduct) -> None:
     assert_products_agree(case, gpu, splits=(1, 2, 4, 8))
 
 
-@pytest.mark.some(4)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("outputs", [1, 16, 64, 65, 127, 129, 260])
 @pytest.mark.parametrize("rows", [50, 90, 128])
 def test_numbers_of_outputs(rows: int, outputs: int, gpu: EmulatedProduct) -> None:
@@ -94,7 +96,7 @@ def test_numbers_of_multiprocessors(processors: int, gpu: EmulatedProduct) -> No
     assert_products_agree(case, gpu, splits=(1, 8), processors=processors)
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("seed", range(2, 12))
 def test_orders_of_threads(seed: int, gpu: EmulatedProduct) -> None:
     case = Case(120, 150, 1040, kind="outliers")
