@@ -110,7 +110,7 @@ def run_in_their_own_way(layers: Layers, *args: Any) -> list[torch.Tensor]:
         return layers.run(*args)
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "layers", [(kind, dtype) for kind in KINDS for dtype in ("bfloat16", "float16")], indirect=True
 )
@@ -139,7 +139,7 @@ STEPS = [
 """Lengths of texts, and how many tokens of each are new."""
 
 
-@pytest.mark.some(3)
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     "layers", [(kind, dtype) for kind in KINDS for dtype in ("bfloat16", "float16")], indirect=True
 )

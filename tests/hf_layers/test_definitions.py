@@ -80,7 +80,7 @@ _THREE_HEADS_A_GROUP = {
 _SCALES_OF_LAYERS = {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True}
 
 
-@pytest.mark.some(14)
+@pytest.mark.some(8)
 @pytest.mark.parametrize(
     ("config", "dtype", "agreement"),
     [

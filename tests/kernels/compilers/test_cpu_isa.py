@@ -21,7 +21,7 @@ def run(isa: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.some(2)
+@pytest.mark.some(1)
 @pytest.mark.parametrize("isa", AVAILABLE_ISAS)
 def test_same_bits_with_each(isa: str) -> None:
     names = (
