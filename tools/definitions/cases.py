@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Literal
-from unittest import mock
 
 from transformers import PreTrainedConfig
 
@@ -26,8 +25,6 @@ _RESULTS: dict[str, Result] = {
     "differs": "refused",
     "unknown": "not compared",
 }
-_CAUSES = {"first_module": "", "guilty_field": "", "_cause_of_length": None}
-"""What looks for the cause of a difference, and takes longer than finding it."""
 
 
 @dataclass(frozen=True)
@@ -143,11 +140,8 @@ def _fields(config: PreTrainedConfig, field: str, label: str) -> dict[str, Any]:
 
 def _examined(config: PreTrainedConfig, longest: int, with_causes: bool) -> Finding:
     """Return the finding of an engine in bfloat16."""
-    left_out: dict[str, Any] = {} if with_causes else _CAUSES
     setting = EngineSetting(ForkFlags(hf_compat=True), "bfloat16")
-    parts = {name: mock.Mock(return_value=value) for name, value in left_out.items()}
-    with mock.patch.multiple(examination, create=True, **parts):
-        return examination.examine(config, setting, min(longest, UNLIMITED))
+    return examination.examine(config, setting, min(longest, UNLIMITED), with_causes)
 
 
 def _small(base: Base, field: str, label: str) -> PreTrainedConfig:
