@@ -54,17 +54,17 @@ def step(engine: ExactModel, size: int = len(LENGTHS)) -> list[torch.Tensor]:
     """Return the logits of a token of each request, and the pages afterwards."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(3, 200, (len(LENGTHS),), generator=generator)
-    for layer in engine.layers:
+    for layer in engine.cache.pages:
         cache = torch.randn(layer.kv_cache.shape, generator=generator)
         layer.kv_cache = cache.to(layer.kv_cache.dtype)
     blocks = torch.stack([blocks_of(i) for i in range(len(LENGTHS))])
     assert engine.grouped is not None
-    slots = engine.layers[0].slots_of(blocks, [(one, one + 1) for one in LENGTHS])
+    slots = engine.cache.pages[0].slots_of(blocks, [(one, one + 1) for one in LENGTHS])
     logits = [
         engine.grouped(tokens[part], blocks[part], LENGTHS[part], slots[part])
         for part in (slice(i, i + size) for i in range(0, len(LENGTHS), size))
     ]
-    return [torch.cat(logits), *(layer.kv_cache for layer in engine.layers)]
+    return [torch.cat(logits), *(layer.kv_cache for layer in engine.cache.pages)]
 
 
 @pytest.fixture

@@ -118,7 +118,7 @@ def test_alone_and_in_a_group(shape: str, dtype: str, attention: str, tmp_path: 
                 [run[0, stop - 1 : stop] for (run, _), stop in zip(runs, stops, strict=True)]
             )
             blocks = torch.stack([blocks_of(i) for i in range(len(runs))])
-            slots = engine.layers[0].slots_of(blocks, [(stop - 1, stop) for stop in stops])
+            slots = engine.cache.pages[0].slots_of(blocks, [(stop - 1, stop) for stop in stops])
             positions = [stop - 1 for stop in stops]
             found = list(engine.grouped(newest, blocks, positions, slots).split(1))
         else:

@@ -63,7 +63,7 @@ def first_logits(model: PreTrainedModel, prompt: torch.Tensor) -> torch.Tensor:
 
 
 def all_pages(engine: ExactModel) -> torch.Tensor:
-    return torch.stack([layer.kv_cache.nan_to_num(0.5) for layer in engine.layers])
+    return torch.stack([layer.kv_cache.nan_to_num(0.5) for layer in engine.cache.pages])
 
 
 @pytest.mark.some(4)
@@ -82,14 +82,14 @@ def test_prompts_together(shape: str, dtype: str, tmp_path: Path) -> None:
     for i, prompt in enumerate(prompts):
         engine.alone(prompt[None], 0, blocks_of(i))
     alone = all_pages(engine)
-    for layer in engine.layers:
+    for layer in engine.cache.pages:
         layer.kv_cache.fill_(torch.nan)
     groups = engine.prompts.split(dict(enumerate(map(len, prompts))))
     windows_leave = {i for i in range(len(prompts)) if LENGTHS[i] <= engine.prompts._longest}
     assert {i for group in groups for i in group} == windows_leave
     for group in groups:
         blocks = torch.stack([blocks_of(i) for i in group])
-        slots = engine.layers[0].slots_of(blocks, [(0, LENGTHS[i]) for i in group])
+        slots = engine.cache.pages[0].slots_of(blocks, [(0, LENGTHS[i]) for i in group])
         found = engine.prompts([prompts[i] for i in group], blocks, slots)
         for i, logits in zip(group, found, strict=True):
             assert same_bits(logits, expected[i].to(logits.dtype)), LENGTHS[i]

@@ -25,10 +25,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from vllm.fork_kernels import has_paged_sdpa
 from vllm.fork_kernels.torch_order.decoder_rows import RowsInPages
 from vllm.hf_layers.attention.paged_attention import attend_in_pages
-from vllm.hf_model.alone import sliding_windows
 from vllm.hf_model.attention_name import AttentionName
 from vllm.hf_model.group import Group
 from vllm.hf_model.kv_pages import LayerPages
+from vllm.hf_model.model_cache import CachedLayer, ModelCache
 from vllm.hf_model.one_operator import OneOperator
 
 _ROPES = {"default", "linear", "llama3", "yarn"}  # others look at how long a sequence is
@@ -104,22 +104,24 @@ class GroupCache(DynamicCache):
     """HF's cache as a model's layers call it, for one new token of several requests.
 
     Args:
-        layers: the pages of each layer.
-        windows: the sliding window of each layer, None without.
+        cached: the layers.
         places: of the new tokens.
         positions: of the new tokens.
+        states: the blocks of each request's states.
     """
 
     def __init__(
         self,
-        layers: Sequence[LayerPages],
-        windows: Sequence[int | None],
+        cached: Sequence[CachedLayer],
         places: Places,
         positions: Sequence[int],
+        states: Sequence[Sequence[int]] = (),
     ) -> None:
         super().__init__()
-        self._pages, self._places = layers, [places[window] for window in windows]
+        self._cached, self._places, self._states = cached, places, states
         self._last = max(positions)
+        if states:
+            self.layers = [layer.load_states(states) for layer in cached]
 
     def update(
         self,
@@ -130,7 +132,9 @@ class GroupCache(DynamicCache):
         **__: Any,
     ) -> tuple[Any, Any]:
         """Store [num_requests, num_heads, 1, head_size]; return where all are, twice."""
-        pages, place = self._pages[layer_idx], self._places[layer_idx]
+        layer = self._cached[layer_idx]
+        pages, place = layer.pages, self._places[layer.window]
+        assert pages is not None
         pages.write(place.slots, key_states[:, :, 0], value_states[:, :, 0])
         found = GroupPages(pages, place.blocks, place.starts, place.stops)
         return found, found
@@ -143,9 +147,16 @@ class GroupCache(DynamicCache):
         """As ``DynamicCache.get_mask_sizes``, for masks that are not made."""
         return self._last + query_length, 0
 
+    def store_states(self) -> None:
+        """Write the states of all requests back to their blocks."""
+        for cached, layer in zip(self._cached, self.layers, strict=False):
+            cached.store_states(layer, self._states)
 
-def can_group(model: PreTrainedModel) -> bool:
+
+def can_group(model: PreTrainedModel, cache: ModelCache) -> bool:
     """Whether a model's attention can be called for each request alone."""
+    if any(pages.index_size for pages in cache.pages):
+        return False
     config = model.config.get_text_config(decoder=True)
     ropes = getattr(config, "rope_parameters", None) or {}
     kinds = {
@@ -166,7 +177,7 @@ class GroupedDecode:
 
     Args:
         model: for which `can_group` holds.
-        layers: the pages of each layer.
+        cache: of the model.
         group: of the layers that stand in for the model's (`stand_in`).
         operator: of all layers, where there is one.
     """
@@ -174,14 +185,14 @@ class GroupedDecode:
     def __init__(
         self,
         model: PreTrainedModel,
-        layers: Sequence[LayerPages],
+        cache: ModelCache,
         group: Group,
         operator: OneOperator | None = None,
     ) -> None:
         self._model = model
-        self._layers = layers
+        self._layers = cache.layers
         self._operator = operator
-        self._windows = sliding_windows(model, len(layers))
+        self._windows = cache.windows
         self._attention = AttentionName(model, _GROUPED[model.config._attn_implementation])
         self._group = group
 
@@ -191,6 +202,7 @@ class GroupedDecode:
         blocks: torch.Tensor,
         positions: Sequence[int],
         slots: torch.Tensor,
+        states: Sequence[Sequence[int]] = (),
     ) -> torch.Tensor:
         """Return the next logits of each request, [num_requests, vocab_size].
 
@@ -199,6 +211,7 @@ class GroupedDecode:
             blocks: int [num_requests, max_blocks].
             positions: theirs.
             slots: int64 [num_requests], their places (`LayerPages.slots_of`).
+            states: the blocks of each request's states, if the model has states.
 
         Raises:
             PagesAreReadError: the model's requests cannot be computed together.
@@ -208,14 +221,16 @@ class GroupedDecode:
         if self._operator is not None and self._operator.takes_tokens:
             of_layers = [places[window] for window in self._windows]
             return self._operator.tokens(token_ids, positions, position_ids, of_layers)
+        cache = GroupCache(self._layers, places, positions, states)
         with self._group.of_rows(), self._attention.is_used():
             output = self._model(
                 input_ids=token_ids[:, None],
                 position_ids=position_ids[:, None],
-                past_key_values=GroupCache(self._layers, self._windows, places, positions),
+                past_key_values=cache,
                 use_cache=True,
                 return_dict=True,
             )
+        cache.store_states()
         return output.logits[:, -1]
 
 

@@ -24,8 +24,8 @@ from vllm.hf_layers.attention.paged_attention import Heads
 from vllm.hf_layers.attention.prompt_attention import attend_to_prompts, spans_by_way
 from vllm.hf_layers.products.prompts_together import LONGEST
 from vllm.hf_layers.products.row_counts import MOST_AT_ONCE
-from vllm.hf_model.alone import keeps_last, sliding_windows
 from vllm.hf_model.attention_name import AttentionName
+from vllm.hf_model.generate_call import keeps_last
 from vllm.hf_model.group import Group
 from vllm.hf_model.grouped_decode import (
     NoTensor,
@@ -34,6 +34,7 @@ from vllm.hf_model.grouped_decode import (
     can_group,
 )
 from vllm.hf_model.kv_pages import LayerPages
+from vllm.hf_model.model_cache import ModelCache
 from vllm.hf_model.one_operator import OneOperator
 from vllm.hf_model.own_code import own_code
 
@@ -105,7 +106,7 @@ class GroupedPrompts:
 
     Args:
         model: for which `can_group_prompts` holds.
-        layers: the pages of each layer.
+        cache: of the model.
         group: of the layers that stand in for the model's (`stand_in`).
         operator: of all layers, where there is one.
 
@@ -116,18 +117,18 @@ class GroupedPrompts:
     def __init__(
         self,
         model: PreTrainedModel,
-        layers: Sequence[LayerPages],
+        cache: ModelCache,
         group: Group,
         operator: OneOperator | None = None,
     ) -> None:
         self._model = model
-        self._layers = layers
+        self._layers = cache.pages
         self._operator = operator
         self._attention = AttentionName(model, _ATTENTION)
         self._group = group
         self.takes_one = False
         # What does not outgrow a window needs no mask.
-        windows = [one for one in sliding_windows(model, len(layers)) if one is not None]
+        windows = [one for one in cache.windows if one is not None]
         self._longest = min([LONGEST, *(window - 1 for window in windows)])
 
     @property
@@ -201,10 +202,11 @@ def _place_of(
     return RowsInPages(slots, blocks[:0], none, none, prompts=prompts)
 
 
-def can_group_prompts(model: PreTrainedModel) -> bool:
+def can_group_prompts(model: PreTrainedModel, cache: ModelCache) -> bool:
     """Whether all that is known of a model before it has run lets prompts be computed together."""
     return (
-        can_group(model)
+        can_group(model, cache)
+        and not cache.states  # which would go on from one prompt to the next
         and model.device.type == "cpu"
         and model.config._attn_implementation == "sdpa"
         and keeps_last(model)

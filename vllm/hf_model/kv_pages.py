@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.functional import pad
 
 from vllm.fork_kernels import append_to_pages
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
@@ -32,12 +33,14 @@ class StepMetadata:
         block_table: int32 [num_requests, max_blocks].
         slots: int64, the place of each token of the step (`LayerPages.slots_of`), which the next
             step overwrites.
+        states: of each request, the block in each of the pages of states; empty without.
     """
 
     starts: list[int]
     seq_lens: list[int]
     block_table: torch.Tensor
     slots: torch.Tensor
+    states: list[tuple[int, ...]] = field(default_factory=list)
 
 
 class StepMetadataBuilder(AttentionMetadataBuilder[Any]):
@@ -86,6 +89,11 @@ class PagesBackend(AttentionBackend):
         """As ``AttentionBackend.get_builder_cls``."""
         return StepMetadataBuilder
 
+    @classmethod
+    def is_ssm(cls) -> bool:
+        """Whether vLLM leaves the size of blocks as it is, whatever its own class of the model."""
+        return True
+
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[int | MultipleOf]:
         """Any size will do."""
@@ -105,12 +113,28 @@ class LayerPages(AttentionLayerBase):
         key_size: of a head.
         value_size: of a head.
         dtype: as the model computes them.
+        index_size: of the key by which sparse attention chooses tokens, of no head; 0 without. It
+            is kept in the place of further heads.
     """
 
-    def __init__(self, num_heads: int, key_size: int, value_size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        key_size: int,
+        value_size: int,
+        dtype: torch.dtype,
+        index_size: int = 0,
+    ) -> None:
         self.num_heads, self.key_size, self.value_size = num_heads, key_size, value_size
         self.dtype = dtype
+        self.index_size = index_size
+        self._index_heads = -(-index_size // (key_size + value_size))
         self.kv_cache = torch.empty(0)  # until vLLM binds it
+
+    @property
+    def form(self) -> tuple[int, int, int, torch.dtype]:
+        """Heads, those of an index included, the sizes of each, and the dtype."""
+        return self.num_heads + self._index_heads, self.key_size, self.value_size, self.dtype
 
     def get_attn_backend(self) -> type[AttentionBackend]:
         """As ``AttentionLayerBase.get_attn_backend``."""
@@ -120,11 +144,19 @@ class LayerPages(AttentionLayerBase):
         """As ``AttentionLayerBase.get_kv_cache_spec``; a sliding window keeps its blocks too."""
         return FullAttentionSpec(
             block_size=vllm_config.cache_config.block_size,
-            num_kv_heads=self.num_heads,
+            num_kv_heads=self.num_heads + self._index_heads,
             head_size=self.key_size,
             head_size_v=self.value_size,
             dtype=self.dtype,
         )
+
+    def new_memory(
+        self, num_requests: int, num_blocks: int, block_size: int, device: torch.device
+    ) -> torch.Tensor:
+        """Return memory in the place of vLLM's, for some requests with some blocks each."""
+        num_heads, key_size, value_size, dtype = self.form
+        shape = (num_requests * num_blocks, num_heads, block_size, key_size + value_size)
+        return torch.zeros(shape, dtype=dtype, device=device)
 
     def read(
         self, blocks: torch.Tensor, start: int, stop: int
@@ -139,20 +171,40 @@ class LayerPages(AttentionLayerBase):
         Returns:
             [1, num_heads, stop - start, key_size] and the same for values.
         """
-        size = self._block_size
-        first, last = start // size, -(-stop // size)
-        pages = self.kv_cache[blocks[first:last]].transpose(0, 1).flatten(1, 2)
-        found = pages[None, :, start - first * size : stop - first * size]
+        found = self._read(blocks, start, stop, slice(self.num_heads))
         return found[..., : self.key_size], found[..., self.key_size :]
 
-    def write(self, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def read_index(self, blocks: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        """Return copies of some keys of the index, [1, stop - start, index_size] (`read`)."""
+        found = self._read(blocks, start, stop, slice(self.num_heads, None))
+        return found.transpose(1, 2).flatten(2)[..., : self.index_size].contiguous()
+
+    def _read(self, blocks: torch.Tensor, start: int, stop: int, heads: slice) -> torch.Tensor:
+        size = self._block_size
+        first, last = start // size, -(-stop // size)
+        pages = self.kv_cache[blocks[first:last], heads].transpose(0, 1).flatten(1, 2)
+        return pages[None, :, start - first * size : stop - first * size]
+
+    def write(
+        self,
+        slots: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        index: torch.Tensor | None = None,
+    ) -> None:
         """Store keys and values.
 
         Args:
             slots: int64 [num_tokens] (`slots_of`).
             keys: [num_tokens, num_heads, key_size].
             values: [num_tokens, num_heads, value_size].
+            index: [num_tokens, index_size], if there is one.
         """
+        if index is not None:
+            room = self._index_heads * (self.key_size + self.value_size)
+            heads = pad(index, (0, room - self.index_size)).unflatten(1, (self._index_heads, -1))
+            keys = torch.cat([keys, heads[..., : self.key_size]], dim=1)
+            values = torch.cat([values, heads[..., self.key_size :]], dim=1)
         keys, values = (x if x.stride(-1) == 1 else x.contiguous() for x in (keys, values))
         append_to_pages(self.kv_cache, keys, values, slots)
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from vllm.fork.startup.torch_switches import use_fresh_switches
 from vllm.hf_layers.definition.attn_implementation import attn_implementation
-from vllm.hf_layers.definition.configuration import config_of
+from vllm.hf_layers.definition.configuration import config_of, own_classes
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 
@@ -62,16 +62,17 @@ class ExactLoader(BaseModelLoader):
             arguments["attn_implementation"] = implementation
         if model_config.hf_overrides or model_config.hf_config_path:
             arguments["config"] = config_of(model_config)
-        return AutoModelForCausalLM.from_pretrained(
-            model_config.model,
-            revision=model_config.revision,
-            code_revision=model_config.code_revision,
-            trust_remote_code=model_config.trust_remote_code,
-            token=model_config.hf_token,
-            cache_dir=self.load_config.download_dir,
-            dtype=model_config.dtype,
-            **arguments,
-        )
+        with own_classes():
+            return AutoModelForCausalLM.from_pretrained(
+                model_config.model,
+                revision=model_config.revision,
+                code_revision=model_config.code_revision,
+                trust_remote_code=model_config.trust_remote_code,
+                token=model_config.hf_token,
+                cache_dir=self.load_config.download_dir,
+                dtype=model_config.dtype,
+                **arguments,
+            )
 
 
 def _undo_switches() -> None:

@@ -21,11 +21,13 @@ from vllm.forward_context import get_forward_context
 from vllm.hf_compat.rows.row_ids import prompt_length
 from vllm.hf_layers.report.report import ParityRow
 from vllm.hf_model.adapters import PeftAdapters
-from vllm.hf_model.alone import Alone, make_pages
+from vllm.hf_model.alone import Alone
+from vllm.hf_model.generate_call import GenerateCall
 from vllm.hf_model.group import Group
 from vllm.hf_model.grouped_decode import GroupedDecode, can_group
 from vllm.hf_model.grouped_prompts import GroupedPrompts, can_group_prompts
 from vllm.hf_model.kv_pages import StepMetadata
+from vllm.hf_model.model_cache import Blocks, ModelCache
 from vllm.hf_model.one_operator import OneOperator, is_one_operator
 from vllm.hf_model.self_check import equal_group_sizes, why_no_prompts
 from vllm.hf_model.stand_ins import stand_in
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 NO_ADAPTER = 0
-_PREFIX = "hf_exact.layers"
 _DROPPED = "hf_exact_dropped"  # of the runner's requests: tokens that the model's cache has lost
 
 
@@ -64,11 +65,13 @@ class ExactModel(nn.Module):
         self.parity_row = ParityRow(type(model).__name__, 1, True, "Transformers' own model")
         self._vllm_config = vllm_config
         self._vocab_size = vllm_config.model_config.get_vocab_size()
-        self.layers = make_pages(model)
+        call = GenerateCall(model)
+        self.cache = ModelCache(call)
+        # vLLM knows what has pages by such names.
+        self._names = [f"hf_exact.layers.{i}" for i in range(len(self.cache.parts))]
         context = vllm_config.compilation_config.static_forward_context
-        for i, layer in enumerate(self.layers):
-            context[f"{_PREFIX}.{i}"] = layer
-        self.alone = Alone(model, self.layers)
+        context.update(zip(self._names, self.cache.parts, strict=True))
+        self.alone = Alone(call, self.cache)
         self._group = Group()
         self.grouped: GroupedDecode | None = None
         self.prompts: GroupedPrompts | None = None
@@ -83,14 +86,14 @@ class ExactModel(nn.Module):
 
     def _make_groups(self, model: PreTrainedModel) -> None:
         """Make what computes several requests, before anything stands in for a layer."""
-        if not can_group(model):
+        if not can_group(model, self.cache):
             return
         operator = None
         if is_one_operator(model, model.config._attn_implementation):
-            operator = OneOperator(model, self.layers, self._group)
-        self.grouped = GroupedDecode(model, self.layers, self._group, operator)
-        if can_group_prompts(model):
-            self.prompts = GroupedPrompts(model, self.layers, self._group, operator)
+            operator = OneOperator(model, self.cache.pages, self._group)
+        self.grouped = GroupedDecode(model, self.cache, self._group, operator)
+        if can_group_prompts(model, self.cache):
+            self.prompts = GroupedPrompts(model, self.cache, self._group, operator)
 
     def _try_groups(self, adapter_id: int) -> None:
         """Find out how many requests with an adapter, which is active, can be computed together."""
@@ -98,7 +101,7 @@ class ExactModel(nn.Module):
         if self.grouped is not None:
             stand_in(self.model, self._group)
             sizes = equal_group_sizes(
-                self.grouped, self.alone, self.layers, self._vocab_size, self.model.device
+                self.grouped, self.alone, self.cache, self._vocab_size, self.model.device
             )
         self.group_sizes[adapter_id] = sizes
         name = type(self.model).__name__ + (f" with adapter {adapter_id}" if adapter_id else "")
@@ -114,7 +117,7 @@ class ExactModel(nn.Module):
     def _may_group(self, name: str) -> bool:
         """Whether prompts, with the adapter that is active, can be computed together."""
         assert self.prompts is not None
-        reason = why_no_prompts(self.model, self.prompts, self.alone, self.layers, self._vocab_size)
+        reason = why_no_prompts(self.model, self.prompts, self.alone, self.cache, self._vocab_size)
         if reason is not None:
             logger.info('hf_compat="exact": prompts of %s are computed alone: %s.', name, reason)
         return reason is None
@@ -168,7 +171,10 @@ class ExactModel(nn.Module):
         self._logits = []
         if not metadata:  # vLLM measures memory
             return places
-        step: StepMetadata = metadata[f"{_PREFIX}.0"]
+        step: StepMetadata = metadata[self._names[0]]
+        of_states = (metadata[name] for name in self._names[len(self.cache.pages) :])
+        tables = [own.block_table[: len(step.seq_lens), 0].tolist() for own in of_states]
+        step.states = [*zip(*tables, strict=True)]
         num_new = [stop - start for start, stop in zip(step.starts, step.starts[1:], strict=False)]
         adapters = self._adapters_of(len(num_new))
         for adapter_id in sorted(set(adapters)):
@@ -251,7 +257,8 @@ class ExactModel(nn.Module):
         positions = [step.seq_lens[i] - 1 for i in group]
         rows = _as_rows(tokens)
         blocks = step.block_table[_as_rows(group)]
-        return self.grouped(input_ids[rows].long(), blocks, positions, step.slots[rows])
+        states = [step.states[i] for i in group] if step.states else ()
+        return self.grouped(input_ids[rows].long(), blocks, positions, step.slots[rows], states)
 
     def _begin_group(
         self, group: list[int], step: StepMetadata, input_ids: torch.Tensor
@@ -267,9 +274,10 @@ class ExactModel(nn.Module):
     def _advance(self, i: int, num_new: int, step: StepMetadata, places: torch.Tensor) -> None:
         """Compute the tokens of one request, and keep its logits."""
         runner = runner_of(self._vllm_config)
-        seq_len, start, blocks = step.seq_lens[i], step.starts[i], step.block_table[i]
+        seq_len, start = step.seq_lens[i], step.starts[i]
+        blocks = Blocks(step.block_table[i], step.states[i] if step.states else ())
         row = runner.input_batch.token_ids_cpu[i : i + 1, :seq_len]
-        token_ids = torch.from_numpy(row.astype("int64")).to(blocks.device)
+        token_ids = torch.from_numpy(row.astype("int64")).to(blocks.tokens.device)
         request = runner.requests[runner.input_batch.req_ids[i]]
         known = seq_len - num_new
         if not known and request.req_id in runner.num_prompt_logprobs:

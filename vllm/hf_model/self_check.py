@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -13,7 +13,7 @@ from vllm.hf_layers.products.single_row_products import same_bits
 from vllm.hf_model.alone import Alone
 from vllm.hf_model.grouped_decode import GroupedDecode, PagesAreReadError
 from vllm.hf_model.grouped_prompts import GroupedPrompts
-from vllm.hf_model.kv_pages import LayerPages
+from vllm.hf_model.model_cache import Blocks, ModelCache
 from vllm.hf_model.operations import Operations
 
 GROUP_SIZES = (2 * SEVERAL[0], *SEVERAL, 1)
@@ -29,16 +29,17 @@ _PROMPT_BLOCKS = 7  # of each
 def equal_group_sizes(
     grouped: GroupedDecode,
     alone: Alone,
-    layers: Sequence[LayerPages],
+    cache: ModelCache,
     vocab_size: int,
     device: torch.device,
 ) -> list[int]:
-    """Return which of `GROUP_SIZES` give every request the logits, keys and values it has alone.
+    """Return which of `GROUP_SIZES` give every request the logits that it has alone, and leave all
+    that is cached of it with the same bits.
 
     Args:
         grouped: what is tried.
         alone: computes one request.
-        layers: the pages of each layer, for which others stand in meanwhile.
+        cache: of the model, for whose memory other memory stands in meanwhile.
         vocab_size: of the model.
         device: of the model.
     """
@@ -48,29 +49,31 @@ def equal_group_sizes(
     texts = [text.to(device) for text in _texts([length + 1 for length in lengths], vocab_size)]
     blocks = torch.arange(GROUP_SIZES[0] * _NUM_BLOCKS, dtype=torch.int32, device=device)
     blocks = blocks.view(-1, _NUM_BLOCKS)
-    with _own_pages(layers, count * _NUM_BLOCKS, device):
-        for text, length, own in zip(texts, lengths, blocks, strict=False):
+    states = [(i,) * len(cache.states) for i in range(len(blocks))]
+    with _own_pages(cache, count, _NUM_BLOCKS, device):
+        places = [Blocks(*own) for own in zip(blocks, states, strict=True)]
+        for text, length, own in zip(texts, lengths, places, strict=False):
             alone(text[:, :length], 0, own)
-        before = [layer.kv_cache.clone() for layer in layers]
+        before = [one.kv_cache.clone() for one in cache.parts]
         expected = [
-            alone(text, n, own)[0] for text, n, own in zip(texts, lengths, blocks, strict=False)
+            alone(text, n, own)[0] for text, n, own in zip(texts, lengths, places, strict=False)
         ]
-        after = [layer.kv_cache.clone() for layer in layers]
+        after = [one.kv_cache.clone() for one in cache.parts]
 
         def is_equal(size: int) -> bool:
             """Whether groups of a size are; all texts come as often as they fill one."""
             times = -(-size // count)
-            for layer, pages in zip(layers, before, strict=True):
-                layer.kv_cache = torch.cat([pages] * times)
+            for one, memory in zip(cache.parts, before, strict=True):
+                one.kv_cache = torch.cat([memory] * times)
             for first in range(0, times * count, size):
                 part = slice(first, first + size)
                 own = (texts * times)[part]
-                logits = _next_logits(grouped, own, blocks[part], layers[0])
+                logits = _next_logits(grouped, own, blocks[part], states[part], cache)
                 if not same_bits(logits, torch.cat((expected * times)[part])):
                     return False
             return all(
-                same_bits(layer.kv_cache, torch.cat([pages] * times))
-                for layer, pages in zip(layers, after, strict=True)
+                same_bits(one.kv_cache, torch.cat([memory] * times))
+                for one, memory in zip(cache.parts, after, strict=True)
             )
 
         try:
@@ -80,12 +83,17 @@ def equal_group_sizes(
 
 
 def _next_logits(
-    grouped: GroupedDecode, texts: list[torch.Tensor], blocks: torch.Tensor, pages: LayerPages
+    grouped: GroupedDecode,
+    texts: list[torch.Tensor],
+    blocks: torch.Tensor,
+    states: list[tuple[int, ...]],
+    cache: ModelCache,
 ) -> torch.Tensor:
     """Return what comes behind texts, of which all but the last tokens have been computed."""
     positions = [text.shape[1] - 1 for text in texts]
-    slots = pages.slots_of(blocks, [(one, one + 1) for one in positions])
-    return grouped(torch.cat([text[0, -1:] for text in texts]), blocks, positions, slots)
+    slots = cache.slots_of(blocks, [(one, one + 1) for one in positions])
+    token_ids = torch.cat([text[0, -1:] for text in texts])
+    return grouped(token_ids, blocks, positions, slots, states if cache.states else ())
 
 
 def _texts(lengths: list[int], vocab_size: int) -> list[torch.Tensor]:
@@ -99,7 +107,7 @@ def why_no_prompts(
     model: nn.Module,
     grouped: GroupedPrompts,
     alone: Alone,
-    layers: Sequence[LayerPages],
+    cache: ModelCache,
     vocab_size: int,
 ) -> str | None:
     """Return why prompts are not computed together; None if each has the logits, keys and values
@@ -112,9 +120,10 @@ def why_no_prompts(
         model: of `grouped`, with its stand-ins.
         grouped: what is tried.
         alone: computes one request.
-        layers: the pages of each layer, for which others stand in meanwhile.
+        cache: of the model, for whose memory other memory stands in meanwhile.
         vocab_size: of the model.
     """
+    layers = cache.pages
     prompts = [text[0] for text in _texts([*_PROMPTS], vocab_size)]
     groups = grouped.split(dict(enumerate(map(len, prompts))))
     if not groups:
@@ -123,9 +132,10 @@ def why_no_prompts(
     spans = [(0, len(prompt)) for prompt in prompts]
     num_blocks = len(prompts) * _PROMPT_BLOCKS
     blocks = torch.arange(num_blocks, dtype=torch.int32).view(-1, _PROMPT_BLOCKS)
-    with _own_pages(layers, num_blocks, blocks.device):
+    with _own_pages(cache, len(prompts), _PROMPT_BLOCKS, blocks.device):
         expected = [
-            alone(prompt[None], 0, own)[0] for prompt, own in zip(prompts, blocks, strict=True)
+            alone(prompt[None], 0, Blocks(own))[0]
+            for prompt, own in zip(prompts, blocks, strict=True)
         ]
         after = [layer.kv_cache.clone() for layer in layers]
 
@@ -157,15 +167,14 @@ def why_no_prompts(
 
 @contextmanager
 def _own_pages(
-    layers: Sequence[LayerPages], num_blocks: int, device: torch.device
+    cache: ModelCache, num_requests: int, num_blocks: int, device: torch.device
 ) -> Iterator[None]:
-    bound = [layer.kv_cache for layer in layers]
-    for layer in layers:
-        width = layer.key_size + layer.value_size
-        shape = (num_blocks, layer.num_heads, _BLOCK_SIZE, width)
-        layer.kv_cache = torch.zeros(shape, dtype=layer.dtype, device=device)
+    """Give a cache memory for some requests, each with some blocks of tokens."""
+    bound = [one.kv_cache for one in cache.parts]
+    for one in cache.parts:
+        one.kv_cache = one.new_memory(num_requests, num_blocks, _BLOCK_SIZE, device)
     try:
         yield
     finally:
-        for layer, pages in zip(layers, bound, strict=True):
-            layer.kv_cache = pages
+        for one, memory in zip(cache.parts, bound, strict=True):
+            one.kv_cache = memory

@@ -11,6 +11,7 @@ from rich.table import Table
 from transformers import AutoConfig
 
 from vllm.fork.flags.fork_flags import ForkFlags
+from vllm.hf_layers.definition.configuration import own_classes
 from vllm.hf_layers.definition.finding import Finding
 from vllm.hf_layers.engine.exact_models import RULES
 from vllm.hf_layers.engine.unlike_models import check_long_texts
@@ -44,7 +45,8 @@ def compare_definition(
     if max_model_len is not None and max_model_len < 1:
         raise ValueError(f"--max-model-len {max_model_len} must be at least 1.")
     try:
-        config = AutoConfig.from_pretrained(model, trust_remote_code=remote_code)
+        with own_classes():
+            config = AutoConfig.from_pretrained(model, trust_remote_code=remote_code)
     except (OSError, KeyError) as error:
         raise ValueError(f"{model} has no configuration: {str(error).splitlines()[0]}") from None
     if not is_upstream:

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from vllm.fork.startup.torch_switches import with_fresh_switches
 from vllm.hf_compat.answers import HFOutput
 from vllm.hf_compat.call.generate_call import GenerateCall
+from vllm.hf_layers.definition.configuration import own_classes
 from vllm.parity.setting import Setting
 
 if TYPE_CHECKING:
@@ -67,11 +68,12 @@ class HuggingFace:
         self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             setting.model, trust_remote_code=setting.trust_remote_code
         )
-        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            setting.model,
-            dtype=getattr(torch, setting.dtype),
-            trust_remote_code=setting.trust_remote_code,
-        ).eval()
+        with own_classes():
+            self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                setting.model,
+                dtype=getattr(torch, setting.dtype),
+                trust_remote_code=setting.trust_remote_code,
+            ).eval()
         if torch.cuda.is_available():
             self.model.cuda()
 

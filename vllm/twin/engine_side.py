@@ -44,6 +44,7 @@ def engine(
         model=str(folder),
         dtype=setting.dtype,
         skip_tokenizer_init=True,
+        tokenizer_mode="hf",  # an own one of a model asks for its tokenizer
         max_model_len=max_model_len,
         max_num_batched_tokens=1024,
         max_num_seqs=8,

@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from vllm.deterministic import attach
+from vllm.hf_layers.definition.configuration import own_classes
 from vllm.twin.setting import EngineSetting, Steps
 
 
@@ -48,8 +49,11 @@ def load(
         arguments["attn_implementation"] = setting.attention
     if dtype == torch.float64:  # which the grouped products of experts have no kernels for
         arguments["experts_implementation"] = "eager"
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **arguments)
-    model.eval()
+    with own_classes():
+        made: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, **arguments
+        )
+    model = made.eval()
     if is_attached and setting.flags.is_portable and dtype != torch.float64:
         attach(model, max_length=longest)
     return model

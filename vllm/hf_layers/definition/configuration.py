@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig
@@ -12,6 +14,21 @@ if TYPE_CHECKING:
 
 class IncompleteRope(ValueError):
     """Overrides of a configuration that end every model; the sentence says what is missing."""
+
+
+@contextmanager
+def own_classes() -> Iterator[None]:
+    """Let Transformers read configurations with its own classes, as in a process without vLLM.
+
+    vLLM registers others for types that Transformers knows, too.
+    """
+    registered: dict[str, Any] = CONFIG_MAPPING._extra_content
+    known = registered.keys() & CONFIG_MAPPING._mapping.keys()
+    replaced = {name: registered.pop(name) for name in known}
+    try:
+        yield
+    finally:
+        registered.update(replaced)
 
 
 def config_of(model_config: ModelConfig) -> PreTrainedConfig:
@@ -22,13 +39,14 @@ def config_of(model_config: ModelConfig) -> PreTrainedConfig:
         IncompleteRope: they leave a rope without its theta.
         OSError: there is none; and what else Transformers raises for one that it cannot read.
     """
-    config: PreTrainedConfig = AutoConfig.from_pretrained(
-        model_config.hf_config_path or model_config.model,
-        revision=model_config.revision,
-        code_revision=model_config.code_revision,
-        trust_remote_code=model_config.trust_remote_code,
-        token=model_config.hf_token,
-    )
+    with own_classes():
+        config: PreTrainedConfig = AutoConfig.from_pretrained(
+            model_config.hf_config_path or model_config.model,
+            revision=model_config.revision,
+            code_revision=model_config.code_revision,
+            trust_remote_code=model_config.trust_remote_code,
+            token=model_config.hf_token,
+        )
     overrides = model_config.hf_overrides
     if callable(overrides):
         changed: PreTrainedConfig = overrides(config)

@@ -1,4 +1,5 @@
-"""Which models ``hf_compat="exact"`` takes: those that keep keys and values of tokens, and no more.
+"""Which models ``hf_compat="exact"`` takes: those whose cache keeps keys and values of tokens,
+states of one size, or both.
 
 It is here, below the mode itself, for those who refuse a model and would advise it.
 """
@@ -10,7 +11,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from transformers import AutoModelForCausalLM, DynamicCache
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    CacheLayerMixin,
+    DynamicIndexedLayer,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionCacheLayerMixin,
+    LinearAttentionLayer,
+)
 
 from vllm.fork.flags.fork_flags import ForkFlags
 
@@ -19,7 +29,19 @@ if TYPE_CHECKING:
 
     from vllm.config import VllmConfig
 
-_NO_KEYS = "keeps no keys and values"
+CACHE_NAMES = ("past_key_values", "cache_params")
+"""What the argument of a model is called that takes its cache, and the field of its output."""
+
+_NO_CACHE = "keeps nothing between tokens"
+_LAYERS = (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    DynamicIndexedLayer,
+    LinearAttentionLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+)
+_PLACEHOLDERS = ("moe", "mlp")  # types of layers that have a place in the cache, and nothing there
 RULES = "hf_compat=\"rules\", which keeps generate()'s rules on vLLM's model"
 """What takes every model that vLLM runs, as advice."""
 
@@ -27,27 +49,53 @@ _INSTEAD = f"use hf_compat=True, which compares vLLM's model with Transformers' 
 
 
 def why_not_exact(config: PreTrainedConfig) -> str | None:
-    """Return what exact mode has no pages for, as "it ..."; None where nothing is known.
+    """Return what exact mode has no blocks for, as "it ..."; None where nothing is known.
 
     Args:
         config: of a model. `refusal_of` is for what only shows when the model runs.
     """
     with suppress(AttributeError, KeyError, TypeError, ValueError):  # of no model of Transformers
         model = AutoModelForCausalLM._model_mapping[type(config)]
-        if "past_key_values" not in inspect.signature(model.forward).parameters:
-            return _NO_KEYS
+        parameters = inspect.signature(model.forward).parameters
+        if not any(name in parameters for name in CACHE_NAMES):
+            return _NO_CACHE
     with suppress(AttributeError, KeyError, TypeError, ValueError):
-        return why_no_pages(DynamicCache(config=config.get_text_config(decoder=True)))
+        return why_no_blocks(DynamicCache(config=config.get_text_config(decoder=True)))
     return None
 
 
-def why_no_pages(cache: Cache | None) -> str | None:
-    """Return what of a cache is no keys and values, as "it ..."; None if all is."""
+def why_no_blocks(cache: Cache | None) -> str | None:
+    """Return what of a cache has no place in blocks, as "it ..."; None if all has."""
     if cache is None:
-        return _NO_KEYS
-    kinds = [type(layer) for layer in cache.layers]
-    others = [kind for kind in kinds if kind not in (DynamicLayer, DynamicSlidingWindowLayer)]
+        return _NO_CACHE
+    others = [type(layer) for layer in cache.layers if type(layer) not in _LAYERS]
     return f"has a {others[0].__name__} in its cache" if others else None
+
+
+def num_state_blocks(config: PreTrainedConfig) -> int:
+    """Return how many blocks of the KV cache the states of a request take in exact mode.
+
+    Args:
+        config: of a model that exact mode takes.
+    """
+    config = config.get_text_config(decoder=True)
+    layers = DynamicCache(config=config).layers
+    types = getattr(config, "layer_types", None) or [""] * len(layers)
+    used = [own for own, kind in zip(layers, types, strict=False) if kind not in _PLACEHOLDERS]
+    with_states = sum(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in used)
+    with_keys = sum(isinstance(layer, CacheLayerMixin) for layer in used)
+    return state_blocks(with_states, with_keys)
+
+
+def state_blocks(num_with_states: int, num_with_keys: int) -> int:
+    """Return how many blocks hold the states of a request, so that one of them takes about as much
+    memory as a layer's states for each layer that has keys.
+
+    Args:
+        num_with_states: layers of the cache that have states.
+        num_with_keys: layers that have keys and values.
+    """
+    return -(-num_with_states // (num_with_keys or num_with_states or 1))
 
 
 def refusal_of(name: str, reason: str) -> ValueError:
@@ -55,7 +103,7 @@ def refusal_of(name: str, reason: str) -> ValueError:
 
     Args:
         name: of the model's class.
-        reason: of `why_not_exact` or `why_no_pages`.
+        reason: of `why_not_exact` or `why_no_blocks`.
     """
     return ValueError(f'hf_compat="exact" does not support {name}, which {reason}: {_INSTEAD}.')
 

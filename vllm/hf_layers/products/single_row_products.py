@@ -291,5 +291,5 @@ def _block_height(probe: Any, row: torch.Tensor, alone: torch.Tensor) -> int:
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors of one dtype are equal to the last bit."""
-    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
     return torch.equal(a.contiguous().view(kind), b.contiguous().view(kind))
