@@ -1,6 +1,6 @@
 """Models with layers that hf_compat does not know: Mamba's and linear attention's.
 
-Their engine has Hugging Face's rules for logits, and vLLM's bits; exact mode refuses them by name.
+In exact mode they have Transformers' bits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from transformers import (
 
 from tests.engines import bundled_engine
 from vllm.hf_layers.layers.linear import HFLinearMethod
-from vllm.hf_model.alone import make_pages
 
 MAMBA2: dict[str, Any] = {
     "hidden_size": 64, "state_size": 16, "num_heads": 8, "head_dim": 16, "n_groups": 1,
@@ -43,16 +42,34 @@ def made(config: Any) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize(
-    ("config", "sentence"),
-    [
-        (Mamba2Config(**MAMBA2), "Mamba2ForCausalLM, which keeps no keys and values: use hf_comp"),
-        (Qwen3NextConfig(**QWEN3_NEXT), "Qwen3NextForCausalLM, which has a LinearAttention"),
-    ],
+    "config",
+    [Mamba2Config(**MAMBA2), Qwen3NextConfig(**QWEN3_NEXT)],
     ids=["mamba2", "qwen3-next"],
 )
-def test_exact_mode_refuses_them(config: Any, sentence: str) -> None:
-    with pytest.raises(ValueError, match=f'^hf_compat="exact" does not support {sentence}'):
-        make_pages(made(config))
+def test_exact_mode_has_the_bits_of_generate(config: Any, tmp_path: Path) -> None:
+    """Greedily, from a prompt of a token on."""
+    model = made(config).bfloat16()
+    model.save_pretrained(tmp_path)
+    prompts = [[1, 5, 9], [7], [*range(10, 40)]]
+    expected = [stock(model, prompt, 6 + i) for i, prompt in enumerate(prompts)]
+    arguments: dict[str, Any] = {"dtype": "bfloat16", "hf_compat": "exact", "max_model_len": 64}
+    with bundled_engine(model=str(tmp_path), skip_tokenizer_init=True, **arguments) as llm:
+        given: Any = [{"prompt_token_ids": prompt} for prompt in prompts]
+        params = [{"max_new_tokens": 6 + i, "eos_token_id": []} for i in range(3)]
+        answers = [
+            llm.generate([one], use_tqdm=False, **kwargs)[0].outputs[0].token_ids
+            for one, kwargs in zip(given, params, strict=True)
+        ]
+    assert [list(one) for one in answers] == expected
+
+
+@torch.inference_mode()
+def stock(model: PreTrainedModel, prompt: list[int], length: int) -> list[int]:
+    """Return what `generate()` answers."""
+    output: Any = model.generate(
+        torch.tensor([prompt]), max_new_tokens=length, do_sample=False, eos_token_id=None
+    )
+    return output[0, len(prompt) :].tolist()
 
 
 def test_a_convolution_in_a_linear_layer_is_left_alone() -> None:

@@ -21,6 +21,7 @@ from vllm.hf_layers.products.single_row_products import GROUP_SIZES, RowPlan, sa
 from vllm.hf_model.group import Group
 from vllm.hf_model.grouped_decode import GroupedDecode
 from vllm.hf_model.model import NO_ADAPTER, ExactModel
+from vllm.hf_model.model_cache import Blocks
 from vllm.hf_model.row_linear import RowLinear
 
 WAYS = [
@@ -57,7 +58,7 @@ def exact(model: PreTrainedModel, num_requests: int) -> ExactModel:
         model_config=SimpleNamespace(get_vocab_size=lambda: model.config.vocab_size),
     )
     found = ExactModel(model, config)
-    for layer in found.layers:
+    for layer in found.cache.pages:
         layer.kv_cache = torch.full(
             (
                 num_requests * NUM_BLOCKS,
@@ -123,7 +124,7 @@ def test_alone_and_in_a_group(shape: str, dtype: str, attention: str, tmp_path: 
             found = list(engine.grouped(newest, blocks, positions, slots).split(1))
         else:
             found = [
-                engine.alone(run[:, :stop], known[i], blocks_of(i))[0]
+                engine.alone(run[:, :stop], known[i], Blocks(blocks_of(i)))[0]
                 for i, ((run, _), stop) in enumerate(zip(runs, stops, strict=True))
             ]
         known = stops
@@ -164,7 +165,7 @@ def test_a_text_that_outgrows_the_first_context(tmp_path: Path) -> None:
     assert not engine.group_sizes[NO_ADAPTER]
     known = dropped = 0
     for step, expected in enumerate(logits):
-        found, dropped = engine.alone(run[:, : 40 + step], known, blocks_of(0), dropped)
+        found, dropped = engine.alone(run[:, : 40 + step], known, Blocks(blocks_of(0)), dropped)
         assert same_bits(found, expected), step
         known = 40 + step
     assert dropped

@@ -21,6 +21,7 @@ from vllm.hf_layers.products.single_row_products import same_bits
 from vllm.hf_model import grouped_prompts
 from vllm.hf_model.group import Group
 from vllm.hf_model.model import NO_ADAPTER, ExactModel
+from vllm.hf_model.model_cache import Blocks
 from vllm.hf_model.operations import Operations
 from vllm.hf_model.stand_ins import stand_in
 
@@ -80,7 +81,7 @@ def test_prompts_together(shape: str, dtype: str, tmp_path: Path) -> None:
         return
     assert engine.prompts is not None
     for i, prompt in enumerate(prompts):
-        engine.alone(prompt[None], 0, blocks_of(i))
+        engine.alone(prompt[None], 0, Blocks(blocks_of(i)))
     alone = all_pages(engine)
     for layer in engine.cache.pages:
         layer.kv_cache.fill_(torch.nan)
@@ -94,7 +95,7 @@ def test_prompts_together(shape: str, dtype: str, tmp_path: Path) -> None:
         for i, logits in zip(group, found, strict=True):
             assert same_bits(logits, expected[i].to(logits.dtype)), LENGTHS[i]
     for i in set(range(len(prompts))) - windows_leave:
-        engine.alone(prompts[i][None], 0, blocks_of(i))
+        engine.alone(prompts[i][None], 0, Blocks(blocks_of(i)))
     assert same_bits(all_pages(engine), alone)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from vllm.exceptions import VLLMValidationError
+from vllm.fork.flags.fork_flags import ForkFlags
 from vllm.hf_compat.call.request import HFRequest
+from vllm.hf_layers.engine.exact_models import num_state_blocks
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
@@ -105,6 +107,9 @@ class Room:
             self._check_guide(request, self._config)
         cache = self._config.cache_config
         needed = _num_blocks(request, cache.block_size)
+        if ForkFlags.of(self._config).hf_compat == "exact":
+            model = self._config.model_config
+            needed += request.num_batch_rows * num_state_blocks(model.hf_config)
         if cache.num_gpu_blocks is not None and needed >= cache.num_gpu_blocks:
             raise VLLMValidationError(
                 f"{rows} over {request.max_length} tokens may need {needed} KV cache blocks, "
@@ -133,8 +138,10 @@ class Room:
         """Return what the engine has that keeps the KV cache of a request from being forked."""
         parallel, model = config.parallel_config, config.model_config
         obstacles = {
-            "recurrent layers, whose state is not in blocks": model.is_hybrid
-            or model.is_attention_free,
+            "recurrent layers, whose state is not in blocks": (
+                ForkFlags.of(config).hf_compat != "exact"
+                and (model.is_hybrid or model.is_attention_free)
+            ),
             "pipeline parallelism": parallel.pipeline_parallel_size > 1,
             "context parallelism": parallel.decode_context_parallel_size > 1,
             "a KV connector": config.kv_transfer_config is not None,
