@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from transformers import AutoTokenizer, LlavaConfig, PaliGemmaConfig, SiglipImageProcessor
 
 from tests.engines import MODEL
@@ -47,6 +49,16 @@ def test_torchvision_that_is_imported_with_the_first_picture(tmp_path: Path) -> 
         args.create_engine_config()
     args.limit_mm_per_prompt = {"image": 0}
     args.create_engine_config()
+
+
+@pytest.mark.parametrize("kind", ["Qwen3_5", "Qwen3_5Moe", "Qwen4Exp"])
+def test_text_needs_no_torchvision(kind: str, tmp_path: Path) -> None:
+    """Their code in vLLM imports processors of pictures."""
+    config = getattr(transformers, f"{kind}TextConfig")(architectures=[f"{kind}ForCausalLM"])
+    config.save_pretrained(tmp_path)
+    args = EngineArgs(str(tmp_path), skip_tokenizer_init=True, max_model_len=64)
+    assert args.create_model_config().architecture == f"{kind}ForCausalLM"
+    assert "torchvision" not in sys.modules
 
 
 def test_another_package(args: EngineArgs, monkeypatch: pytest.MonkeyPatch) -> None:

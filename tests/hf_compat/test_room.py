@@ -57,6 +57,7 @@ def room(num_blocks: int, **changes: bool | int | object) -> Room:
         parallel_config=parallel,
         kv_transfer_config=None,
         speculative_config=None,
+        additional_config={},
         scheduler_config=SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=64),
         cache_config=SimpleNamespace(block_size=16, num_gpu_blocks=num_blocks),
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from transformers import (
+    DeepseekV4Config,
     FalconMambaConfig,
     Gemma2Config,
     JambaConfig,
@@ -18,7 +19,12 @@ from transformers import (
 
 from vllm.fork.flags.fork_flags import ForkFlags
 from vllm.hf_layers.definition.finding import Finding
-from vllm.hf_layers.engine.exact_models import check_exact, could_be_exact, why_not_exact
+from vllm.hf_layers.engine.exact_models import (
+    check_exact,
+    could_be_exact,
+    num_state_blocks,
+    why_not_exact,
+)
 from vllm.twin.check import _refuse
 
 _SETTINGS: dict[str, Any] = {
@@ -43,15 +49,16 @@ def engine(config: PreTrainedConfig, flags: ForkFlags | None = None, **settings:
     [
         (LlamaConfig(), None),
         (Gemma2Config(), None),
-        (Mamba2Config(), "keeps no keys and values"),
-        (FalconMambaConfig(), "keeps no keys and values"),
-        (Qwen3NextConfig(), "has a LinearAttentionLayer in its cache"),
-        (JambaConfig(), "has a LinearAttentionLayer in its cache"),
+        (Mamba2Config(), None),
+        (FalconMambaConfig(), None),
+        (Qwen3NextConfig(), None),
+        (JambaConfig(), None),
+        (DeepseekV4Config(), "has a DeepseekV4HCACache in its cache"),
         (PreTrainedConfig(), None),
     ],
     ids=lambda one: type(one).__name__,
 )
-def test_what_exact_mode_has_no_pages_for(config: PreTrainedConfig, reason: str | None) -> None:
+def test_what_exact_mode_has_no_blocks_for(config: PreTrainedConfig, reason: str | None) -> None:
     assert why_not_exact(config) == reason
 
 
@@ -60,16 +67,32 @@ def test_exact_mode_is_refused_before_a_model_is_loaded() -> None:
     with pytest.raises(
         ValueError, match=r"does not support Ours, which has a .* in its cache: use"
     ):
-        check_exact(Qwen3NextConfig(architectures=["Ours"]))
-    with pytest.raises(ValueError, match=r'does not support mamba2.* or hf_compat="rules", which'):
-        check_exact(Mamba2Config())
+        check_exact(DeepseekV4Config(architectures=["Ours"]))
+    with pytest.raises(ValueError, match=r'does not support deepsee.* or hf_compat="rules", which'):
+        check_exact(DeepseekV4Config())
+
+
+@pytest.mark.parametrize(
+    ("config", "num_blocks"),
+    [
+        (LlamaConfig(), 0),
+        (Mamba2Config(), 1),
+        (Qwen3NextConfig(num_hidden_layers=8), 3),
+        (PreTrainedConfig(), 0),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_blocks_of_states(config: PreTrainedConfig, num_blocks: int) -> None:
+    """Qwen3-Next has three layers with states for each that attends."""
+    assert num_state_blocks(config) == num_blocks
 
 
 @pytest.mark.parametrize(
     ("given", "is_advised"),
     [
         (engine(LlamaConfig()), True),
-        (engine(Qwen3NextConfig()), False),
+        (engine(Qwen3NextConfig()), True),
+        (engine(DeepseekV4Config()), False),
         (engine(LlamaConfig(), ForkFlags(hf_compat=True, deterministic=True)), False),
         (engine(LlamaConfig(), parallel_config=SimpleNamespace(world_size=2)), False),
         (engine(LlamaConfig(), speculative_config=object()), False),

@@ -145,7 +145,7 @@ def test_int8_weights(kind: str, dtype: str, tmp_path: Path) -> None:
     engine = exact(model, 1)
     known = 0
     for step, expected in enumerate(logits):
-        found, _ = engine.alone(run[:, : 9 + step], known, blocks_of(0))
+        found, _ = engine.alone(run[:, : 9 + step], known, Blocks(blocks_of(0)))
         assert same_bits(found.float(), expected.float()), step
         known = 9 + step
 

@@ -22,6 +22,9 @@ _MODULES = (_PACKAGE, f"{_PACKAGE}.transforms", f"{_PACKAGE}.transforms.v2")
 _FUNCTIONS = f"{_MODULES[-1]}.functional"
 _OF_PROCESSORS = re.compile(r"transformers\.models\.\w+\.(image|video)_processing_\w+")
 
+_WITH_TEXT = ("vllm.model_executor.models.qwen3_5", "vllm.models.qwen4_exp")
+"""Modules of vLLM that have a model of text, too; others are named by `missing_packages`."""
+
 
 class _Missing(ModuleType):
     """Stands for a module of torchvision while another one is imported that names it."""
@@ -47,7 +50,7 @@ class _Finder(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """As ``MetaPathFinder.find_spec``."""
-        if _OF_PROCESSORS.fullmatch(fullname) is None or _has_torchvision():
+        if _OF_PROCESSORS.fullmatch(fullname) is None or not _is_needed():
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
@@ -91,8 +94,11 @@ def _named() -> Iterator[None]:
                 sys.modules[name] = was
 
 
-def _has_torchvision() -> bool:
-    return PathFinder.find_spec(_PACKAGE) is not None
+def _is_needed() -> bool:
+    """Whether a module with a model of text is being imported, and torchvision is not there."""
+    specs = (getattr(sys.modules.get(name), "__spec__", None) for name in _WITH_TEXT)
+    is_importing = any(getattr(spec, "_initializing", False) for spec in specs)
+    return is_importing and PathFinder.find_spec(_PACKAGE) is None
 
 
 def name_torchvision_without_it() -> None:

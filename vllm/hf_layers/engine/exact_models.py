@@ -79,7 +79,10 @@ def num_state_blocks(config: PreTrainedConfig) -> int:
         config: of a model that exact mode takes.
     """
     config = config.get_text_config(decoder=True)
-    layers = DynamicCache(config=config).layers
+    try:
+        layers = DynamicCache(config=config).layers
+    except (AttributeError, KeyError, TypeError, ValueError):  # of no model of Transformers
+        return 0
     types = getattr(config, "layer_types", None) or [""] * len(layers)
     used = [own for own, kind in zip(layers, types, strict=False) if kind not in _PLACEHOLDERS]
     with_states = sum(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in used)
