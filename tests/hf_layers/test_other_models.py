@@ -46,30 +46,29 @@ def made(config: Any) -> PreTrainedModel:
     [Mamba2Config(**MAMBA2), Qwen3NextConfig(**QWEN3_NEXT)],
     ids=["mamba2", "qwen3-next"],
 )
-def test_exact_mode_has_the_bits_of_generate(config: Any, tmp_path: Path) -> None:
-    """Greedily, from a prompt of a token on."""
+def test_exact_mode_answers_as_generate(config: Any, tmp_path: Path) -> None:
+    """Three requests at once, from a prompt of a token on; beams part with copies of their states."""
     model = made(config).bfloat16()
     model.save_pretrained(tmp_path)
     prompts = [[1, 5, 9], [7], [*range(10, 40)]]
-    expected = [stock(model, prompt, 6 + i) for i, prompt in enumerate(prompts)]
+    calls: list[dict[str, Any]] = [{}, {"num_beams": 3}]
+    expected = [[stock(model, prompt, **call) for prompt in prompts] for call in calls]
     arguments: dict[str, Any] = {"dtype": "bfloat16", "hf_compat": "exact", "max_model_len": 64}
     with bundled_engine(model=str(tmp_path), skip_tokenizer_init=True, **arguments) as llm:
         given: Any = [{"prompt_token_ids": prompt} for prompt in prompts]
-        params = [{"max_new_tokens": 6 + i, "eos_token_id": []} for i in range(3)]
-        answers = [
-            llm.generate([one], use_tqdm=False, **kwargs)[0].outputs[0].token_ids
-            for one, kwargs in zip(given, params, strict=True)
-        ]
-    assert [list(one) for one in answers] == expected
+        for call, answers in zip(calls, expected, strict=True):
+            found = llm.generate(given, use_tqdm=False, max_new_tokens=8, eos_token_id=None, **call)
+            assert [list(one.outputs[0].token_ids) for one in found] == answers
 
 
 @torch.inference_mode()
-def stock(model: PreTrainedModel, prompt: list[int], length: int) -> list[int]:
+def stock(model: PreTrainedModel, prompt: list[int], **call: Any) -> list[int]:
     """Return what `generate()` answers."""
     output: Any = model.generate(
-        torch.tensor([prompt]), max_new_tokens=length, do_sample=False, eos_token_id=None
+        torch.tensor([prompt]), max_new_tokens=8, do_sample=False, eos_token_id=None, **call
     )
-    return output[0, len(prompt) :].tolist()
+    answer: list[int] = output[0, len(prompt) :].tolist()
+    return answer
 
 
 def test_a_convolution_in_a_linear_layer_is_left_alone() -> None:
