@@ -47,7 +47,7 @@ def made(config: Any) -> PreTrainedModel:
     ids=["mamba2", "qwen3-next"],
 )
 def test_exact_mode_answers_as_generate(config: Any, tmp_path: Path) -> None:
-    """Three requests at once, from a prompt of a token on; beams part with copies of their states."""
+    """Three requests at once, from a prompt of a token on; beams part with copies of states."""
     model = made(config).bfloat16()
     model.save_pretrained(tmp_path)
     prompts = [[1, 5, 9], [7], [*range(10, 40)]]
