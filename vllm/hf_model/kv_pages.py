@@ -142,12 +142,13 @@ class LayerPages(AttentionLayerBase):
 
     def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec:
         """As ``AttentionLayerBase.get_kv_cache_spec``; a sliding window keeps its blocks too."""
+        num_heads, key_size, value_size, dtype = self.form
         return FullAttentionSpec(
             block_size=vllm_config.cache_config.block_size,
-            num_kv_heads=self.num_heads + self._index_heads,
-            head_size=self.key_size,
-            head_size_v=self.value_size,
-            dtype=self.dtype,
+            num_kv_heads=num_heads,
+            head_size=key_size,
+            head_size_v=value_size,
+            dtype=dtype,
         )
 
     def new_memory(

@@ -231,8 +231,8 @@ def _without_tensors(layer: Any) -> Any:
         if name in _OF_TOKENS:
             setattr(bare, name, None)
         elif isinstance(value, dict):
-            is_tensor = {key: isinstance(one, torch.Tensor) for key, one in value.items()}
-            setattr(bare, name, {k: None if is_tensor[k] else v for k, v in value.items()})
+            kept = {k: None if isinstance(v, torch.Tensor) else v for k, v in value.items()}
+            setattr(bare, name, kept)
     return bare
 
 

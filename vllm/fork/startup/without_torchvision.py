@@ -18,8 +18,12 @@ from types import ModuleType
 from typing import Any
 
 _PACKAGE = "torchvision"
-_MODULES = (_PACKAGE, f"{_PACKAGE}.transforms", f"{_PACKAGE}.transforms.v2")
-_FUNCTIONS = f"{_MODULES[-1]}.functional"
+_MODULES = [
+    _PACKAGE,
+    f"{_PACKAGE}.transforms",
+    f"{_PACKAGE}.transforms.v2",
+    f"{_PACKAGE}.transforms.v2.functional",
+]
 _OF_PROCESSORS = re.compile(r"transformers\.models\.\w+\.(image|video)_processing_\w+")
 
 _WITH_TEXT = ("vllm.model_executor.models.qwen3_5", "vllm.models.qwen4_exp")
@@ -77,7 +81,7 @@ class _Importing(Loader):
 @contextmanager
 def _named() -> Iterator[None]:
     """Let torchvision be imported for a while, though it is not there."""
-    before = {name: sys.modules.get(name) for name in (*_MODULES, _FUNCTIONS)}
+    before = {name: sys.modules.get(name) for name in _MODULES}
     made: dict[str, ModuleType] = {name: _Missing(name) for name in before}
     for name, module in made.items():
         parent, _, child = name.rpartition(".")
