@@ -255,6 +255,7 @@ OF_MODELS = (
         "layers without attention keep vLLM's kernels",
         lambda engine: engine.model.is_hybrid or engine.model.is_attention_free,
         "",
+        has_exact=True,
         title="a hybrid model, or one without attention",
     ),
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from vllm.exceptions import VLLMValidationError
 from vllm.fork.flags.fork_flags import ForkFlags
 from vllm.hf_compat.call.request import HFRequest
+from vllm.hf_layers.definition.configuration import config_of
 from vllm.hf_layers.engine.exact_models import num_state_blocks
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
@@ -93,7 +95,7 @@ class Room:
         if self._config is None:
             return
         rows = "guidance_scale" if request.is_guided else f"num_beams={request.num_beams}"
-        if (obstacle := self._obstacle(self._config)) is not None:
+        if (obstacle := self._obstacle(self._config, self._is_exact)) is not None:
             raise VLLMValidationError(
                 f"{rows} is not available with {obstacle}: leave one of them out."
             )
@@ -107,15 +109,24 @@ class Room:
             self._check_guide(request, self._config)
         cache = self._config.cache_config
         needed = _num_blocks(request, cache.block_size)
-        if ForkFlags.of(self._config).hf_compat == "exact":
-            model = self._config.model_config
-            needed += request.num_batch_rows * num_state_blocks(model.hf_config)
+        needed += request.num_batch_rows * self._num_state_blocks
         if cache.num_gpu_blocks is not None and needed >= cache.num_gpu_blocks:
             raise VLLMValidationError(
                 f"{rows} over {request.max_length} tokens may need {needed} KV cache blocks, "
                 f"and there are {cache.num_gpu_blocks - 1}: raise gpu_memory_utilization or "
                 "kv_cache_memory_bytes, or lower max_new_tokens."
             )
+
+    @property
+    def _is_exact(self) -> bool:
+        return self._config is not None and ForkFlags.of(self._config).hf_compat == "exact"
+
+    @cached_property
+    def _num_state_blocks(self) -> int:
+        """The blocks that the states of a row take, besides those of its tokens."""
+        if self._config is None or not self._is_exact:
+            return 0
+        return num_state_blocks(config_of(self._config.model_config))
 
     @staticmethod
     def _check_guide(request: HFRequest, config: VllmConfig) -> None:
@@ -134,13 +145,12 @@ class Room:
             )
 
     @staticmethod
-    def _obstacle(config: VllmConfig) -> str | None:
+    def _obstacle(config: VllmConfig, is_exact: bool) -> str | None:
         """Return what the engine has that keeps the KV cache of a request from being forked."""
         parallel, model = config.parallel_config, config.model_config
         obstacles = {
             "recurrent layers, whose state is not in blocks": (
-                ForkFlags.of(config).hf_compat != "exact"
-                and (model.is_hybrid or model.is_attention_free)
+                not is_exact and (model.is_hybrid or model.is_attention_free)
             ),
             "pipeline parallelism": parallel.pipeline_parallel_size > 1,
             "context parallelism": parallel.decode_context_parallel_size > 1,
