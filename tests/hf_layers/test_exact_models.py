@@ -22,6 +22,7 @@ from vllm.hf_layers.definition.finding import Finding
 from vllm.hf_layers.engine.exact_models import (
     check_exact,
     could_be_exact,
+    is_forgotten_by_guidance,
     num_state_blocks,
     why_not_exact,
 )
@@ -85,6 +86,21 @@ def test_exact_mode_is_refused_before_a_model_is_loaded() -> None:
 def test_blocks_of_states(config: PreTrainedConfig, num_blocks: int) -> None:
     """Qwen3-Next has three layers with states for each that attends."""
     assert num_state_blocks(config) == num_blocks
+
+
+@pytest.mark.parametrize(
+    ("config", "is_forgotten"),
+    [
+        (LlamaConfig(), False),
+        (Qwen3NextConfig(), False),
+        (Mamba2Config(), True),
+        (FalconMambaConfig(), True),
+        (PreTrainedConfig(), False),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_models_that_guidance_forgets(config: PreTrainedConfig, is_forgotten: bool) -> None:
+    assert is_forgotten_by_guidance(config) is is_forgotten
 
 
 @pytest.mark.parametrize(

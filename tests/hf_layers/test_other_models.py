@@ -6,7 +6,7 @@ In exact mode they have Transformers' bits.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -19,7 +19,11 @@ from transformers import (
 )
 
 from tests.engines import bundled_engine
+from vllm.exceptions import VLLMValidationError
 from vllm.hf_layers.layers.linear import HFLinearMethod
+
+if TYPE_CHECKING:
+    from vllm import LLM
 
 MAMBA2: dict[str, Any] = {
     "hidden_size": 64, "state_size": 16, "num_heads": 8, "head_dim": 16, "n_groups": 1,
@@ -42,23 +46,38 @@ def made(config: Any) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize(
-    "config",
-    [Mamba2Config(**MAMBA2), Qwen3NextConfig(**QWEN3_NEXT)],
+    ("config", "num_blocks"),
+    [(Mamba2Config(**MAMBA2), 8), (Qwen3NextConfig(**QWEN3_NEXT), 20)],
     ids=["mamba2", "qwen3-next"],
 )
-def test_exact_mode_answers_as_generate(config: Any, tmp_path: Path) -> None:
-    """Three requests at once, from a prompt of a token on; beams part with copies of states."""
+def test_exact_mode_answers_as_generate(config: Any, num_blocks: int, tmp_path: Path) -> None:
+    """Three requests at once, from a prompt of a token on; beams part with copies of states, and
+    searches preempt each other, since there are blocks for one or two.
+    """
     model = made(config).bfloat16()
     model.save_pretrained(tmp_path)
     prompts = [[1, 5, 9], [7], [*range(10, 40)]]
     calls: list[dict[str, Any]] = [{}, {"num_beams": 3}]
+    if isinstance(config, Qwen3NextConfig):
+        calls.append({"guidance_scale": 1.5})
     expected = [[stock(model, prompt, **call) for prompt in prompts] for call in calls]
     arguments: dict[str, Any] = {"dtype": "bfloat16", "hf_compat": "exact", "max_model_len": 64}
-    with bundled_engine(model=str(tmp_path), skip_tokenizer_init=True, **arguments) as llm:
+    arguments |= {"num_gpu_blocks_override": num_blocks, "skip_tokenizer_init": True}
+    with bundled_engine(model=str(tmp_path), **arguments) as llm:
         given: Any = [{"prompt_token_ids": prompt} for prompt in prompts]
         for call, answers in zip(calls, expected, strict=True):
             found = llm.generate(given, use_tqdm=False, max_new_tokens=8, eos_token_id=None, **call)
             assert [list(one.outputs[0].token_ids) for one in found] == answers
+        assert preemptions(llm) > 0
+        if isinstance(config, Mamba2Config):
+            with pytest.raises(VLLMValidationError, match="not available with Mamba2ForCausalLM"):
+                llm.generate(given, use_tqdm=False, max_new_tokens=8, guidance_scale=1.5)
+
+
+def preemptions(llm: LLM) -> float:
+    """Return how many requests an engine has preempted."""
+    counters: Any = llm.get_metrics()
+    return sum(one.value for one in counters if one.name == "vllm:num_preemptions")
 
 
 @torch.inference_mode()

@@ -9,11 +9,12 @@ from vllm.exceptions import VLLMValidationError
 from vllm.fork.flags.fork_flags import ForkFlags
 from vllm.hf_compat.call.request import HFRequest
 from vllm.hf_layers.definition.configuration import config_of
-from vllm.hf_layers.engine.exact_models import num_state_blocks
+from vllm.hf_layers.engine.exact_models import is_forgotten_by_guidance, num_state_blocks
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedConfig
 
     from vllm.config import VllmConfig
 
@@ -122,15 +123,25 @@ class Room:
         return self._config is not None and ForkFlags.of(self._config).hf_compat == "exact"
 
     @cached_property
+    def _exact_config(self) -> PreTrainedConfig | None:
+        """The configuration of the model of Transformers that the engine runs, if it runs one."""
+        if self._config is None or not self._is_exact:
+            return None
+        return config_of(self._config.model_config)
+
+    @cached_property
     def _num_state_blocks(self) -> int:
         """The blocks that the states of a row take, besides those of its tokens."""
-        if self._config is None or not self._is_exact:
-            return 0
-        return num_state_blocks(config_of(self._config.model_config))
+        return num_state_blocks(self._exact_config) if self._exact_config is not None else 0
 
-    @staticmethod
-    def _check_guide(request: HFRequest, config: VllmConfig) -> None:
+    def _check_guide(self, request: HFRequest, config: VllmConfig) -> None:
         """The negative prompt comes in at once, after a preemption with the answer so far."""
+        if self._exact_config is not None and is_forgotten_by_guidance(self._exact_config):
+            raise VLLMValidationError(
+                f"guidance_scale is not available with {config.model_config.architecture}, since "
+                "generate() keeps nothing of the negative prompt for a model without "
+                "past_key_values: leave it out."
+            )
         most = config.scheduler_config.max_num_batched_tokens - 2
         needed = len(request.negative_prompt_ids or [0]) + request.max_length - request.prompt_len
         if needed >= most:

@@ -7,6 +7,7 @@ It is here, below the mode itself, for those who refuse a model and would advise
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -54,14 +55,29 @@ def why_not_exact(config: PreTrainedConfig) -> str | None:
     Args:
         config: of a model. `refusal_of` is for what only shows when the model runs.
     """
-    with suppress(AttributeError, KeyError, TypeError, ValueError):  # of no model of Transformers
-        model = AutoModelForCausalLM._model_mapping[type(config)]
-        parameters = inspect.signature(model.forward).parameters
-        if not any(name in parameters for name in CACHE_NAMES):
-            return _NO_CACHE
+    parameters = _parameters_of(config)
+    if parameters and not any(name in parameters for name in CACHE_NAMES):
+        return _NO_CACHE
     with suppress(AttributeError, KeyError, TypeError, ValueError):
         return why_no_blocks(DynamicCache(config=config.get_text_config(decoder=True)))
     return None
+
+
+def is_forgotten_by_guidance(config: PreTrainedConfig) -> bool:
+    """Whether ``UnbatchedClassifierFreeGuidanceLogitsProcessor`` computes each token of a model
+    without those before it, since it keeps ``past_key_values`` alone.
+    """
+    parameters = _parameters_of(config)
+    return bool(parameters) and CACHE_NAMES[0] not in parameters
+
+
+def _parameters_of(config: PreTrainedConfig) -> Collection[str]:
+    """Return the names of a model's arguments; none if Transformers does not know the model."""
+    try:
+        model = AutoModelForCausalLM._model_mapping[type(config)]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return ()
+    return inspect.signature(model.forward).parameters
 
 
 def why_no_blocks(cache: Cache | None) -> str | None:
