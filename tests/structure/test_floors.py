@@ -34,7 +34,7 @@ FLOORS_WITHIN: dict[str, Floors] = {
     ),
     "hf_layers": (
         {"report"},
-        {"strict"},
+        {"strict", "missing_kernels"},
         {"inexact_settings"},
         {"replacement", "definition"},
         {"decoder"},
