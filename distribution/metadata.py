@@ -44,7 +44,7 @@ DEV = [
     *NVCC_PACKAGES,
 ]
 EVAL = ["lm_eval[hf]>=0.4.13", "matplotlib"]  # for benchmarks/lm_eval_parity.py, and plots
-OWN = ["rich"]
+OWN = ["rich", "greenlet>=3.1,<4"]  # vllm/hf_model/lockstep.py
 # Of what upstream requires: hf_compat follows one release of generate(), see
 # vllm/fork/startup/transformers_release.py.
 NARROWER = {"transformers": "transformers>=5.19"}

@@ -16,14 +16,18 @@ class GenerateCall:
 
     Args:
         model: of Transformers.
+
+    Attributes:
+        takes_positions: whether it is given the positions of tokens.
+        cache_name: of the argument that is the cache.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         parameters = inspect.signature(model.forward).parameters
-        self._takes_positions = "position_ids" in parameters
+        self.takes_positions = "position_ids" in parameters
         self._keeps_last = keeps_last(model)
-        self._cache_name = next((one for one in CACHE_NAMES if one in parameters), CACHE_NAMES[0])
+        self.cache_name = next((one for one in CACHE_NAMES if one in parameters), CACHE_NAMES[0])
 
     def __call__(
         self, input_ids: torch.Tensor, known: int, cache: DynamicCache
@@ -41,7 +45,7 @@ class GenerateCall:
         """
         seq_len = input_ids.shape[1]
         arguments: dict[str, Any] = {"attention_mask": torch.ones_like(input_ids)}
-        if self._takes_positions:
+        if self.takes_positions:
             arguments["position_ids"] = torch.arange(seq_len, device=input_ids.device)[None]
         if self._keeps_last:
             arguments["logits_to_keep"] = 1
@@ -50,11 +54,11 @@ class GenerateCall:
             next_sequence_length=seq_len - known,
             is_first_iteration=not known,
             use_cache=True,
-            **{self._cache_name: cache},
+            **{self.cache_name: cache},
             **arguments,
         )
         output = self.model(**inputs, return_dict=True)
-        return output.logits[:, -1], getattr(output, self._cache_name, None)
+        return output.logits[:, -1], getattr(output, self.cache_name, None)
 
     def empty_cache(self) -> DynamicCache:
         """Return the cache that ``GenerationMixin._prepare_cache_for_generation`` makes."""

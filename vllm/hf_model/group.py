@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
+
+import torch
 
 from vllm.hf_layers.step_rows import Run
+from vllm.hf_model.lockstep import Lockstep, Shared
 
 
 class Group:
@@ -19,6 +23,7 @@ class Group:
     def __init__(self) -> None:
         self.has_rows = False
         self.prompts: tuple[Run, ...] = ()
+        self._lockstep = Lockstep()
 
     @property
     def is_active(self) -> bool:
@@ -46,6 +51,20 @@ class Group:
         """Compute one of them by itself."""
         with self._as(False, ()):
             yield
+
+    def each_alone(self, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Return what calls of a layer for each row return; what they `share` is computed at once.
+
+        Args:
+            calls: one for each row.
+        """
+        if self._lockstep.is_running:
+            return [call() for call in calls]
+        return self._lockstep.run(calls)
+
+    def share(self, function: Shared, *rows: torch.Tensor) -> torch.Tensor:
+        """Return ``function(*rows)``, computed with the rows of others (`Lockstep.share`)."""
+        return self._lockstep.share(function, *rows)
 
     @contextmanager
     def _as(self, has_rows: bool, prompts: tuple[Run, ...]) -> Iterator[None]:

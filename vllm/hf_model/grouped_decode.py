@@ -11,152 +11,37 @@ the loaded weights; if it does not, requests are computed alone.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from vllm.fork_kernels import has_paged_sdpa
-from vllm.fork_kernels.torch_order.decoder_rows import RowsInPages
 from vllm.hf_layers.attention.paged_attention import attend_in_pages
 from vllm.hf_model.attention_name import AttentionName
+from vllm.hf_model.generate_call import GenerateCall
 from vllm.hf_model.group import Group
+from vllm.hf_model.group_cache import GroupCache, GroupPages, places_of
 from vllm.hf_model.kv_pages import LayerPages
-from vllm.hf_model.model_cache import CachedLayer, ModelCache
+from vllm.hf_model.model_cache import ModelCache
 from vllm.hf_model.one_operator import OneOperator
 
 _ROPES = {"default", "linear", "llama3", "yarn"}  # others look at how long a sequence is
 
 
-class PagesAreReadError(AttributeError):
-    """A model computes with what is cached before it attends to it."""
-
-
-class NoTensor:
-    """Stands for keys and values on their way through a model, which may only hand them on."""
-
-    def __getattr__(self, name: str) -> Any:
-        """Refuse what only tensors have.
-
-        Raises:
-            PagesAreReadError: always.
-        """
-        raise PagesAreReadError(f"keys and values of a group are no tensor, with {name!r}")
-
-
-@dataclass
-class GroupPages(NoTensor):
-    """Keys and values of several requests, which stay where they are until they are needed.
-
-    Attributes:
-        pages: of the layer.
-        blocks: int32 [num_requests, max_blocks].
-        starts: int64 [num_requests], the first token of each that is attended to.
-        stops: int64 [num_requests], the token after the last one.
-    """
-
-    pages: LayerPages
-    blocks: torch.Tensor
-    starts: torch.Tensor
-    stops: torch.Tensor
-
-    def read(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the keys and values of one request (`LayerPages.read`)."""
-        key, value = self.pages.read(self.blocks[i], int(self.starts[i]), int(self.stops[i]))
-        return key.contiguous(), value.contiguous()
-
-
-Places = dict[int | None, RowsInPages]
-"""Where the newest tokens of requests are, for each sliding window of a model, None without."""
-
-
-def places_of(
-    windows: Iterable[int | None],
-    blocks: torch.Tensor,
-    positions: torch.Tensor,
-    slots: torch.Tensor,
-) -> Places:
-    """Return where the newest token of each request is, and what it sees.
-
-    Args:
-        windows: of the layers.
-        blocks: int32 [num_requests, max_blocks].
-        positions: int64 [num_requests].
-        slots: int64 [num_requests] (`LayerPages.slots_of`).
-    """
-    stops = positions + 1
-    starts = {
-        window: torch.zeros_like(positions)
-        if window is None
-        else torch.clamp_min(stops - window, 0)
-        for window in set(windows)
-    }
-    return {window: RowsInPages(slots, blocks, own, stops) for window, own in starts.items()}
-
-
-class GroupCache(DynamicCache):
-    """HF's cache as a model's layers call it, for one new token of several requests.
-
-    Args:
-        cached: the layers.
-        places: of the new tokens.
-        positions: of the new tokens.
-        states: the blocks of each request's states.
-    """
-
-    def __init__(
-        self,
-        cached: Sequence[CachedLayer],
-        places: Places,
-        positions: Sequence[int],
-        states: Sequence[Sequence[int]] = (),
-    ) -> None:
-        super().__init__()
-        self._cached, self._places, self._states = cached, places, states
-        self._last = max(positions)
-        if states:
-            self.layers = [layer.load_states(states) for layer in cached]
-
-    def update(
-        self,
-        key_states: torch.Tensor,
-        value_states: torch.Tensor,
-        layer_idx: int,
-        *_: Any,
-        **__: Any,
-    ) -> tuple[Any, Any]:
-        """Store [num_requests, num_heads, 1, head_size]; return where all are, twice."""
-        layer = self._cached[layer_idx]
-        pages, place = layer.pages, self._places[layer.window]
-        assert pages is not None
-        pages.write(place.slots, key_states[:, :, 0], value_states[:, :, 0])
-        found = GroupPages(pages, place.blocks, place.starts, place.stops)
-        return found, found
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the length of the longest sequence; masks and positions do not follow from it."""
-        return self._last
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """As ``DynamicCache.get_mask_sizes``, for masks that are not made."""
-        return self._last + query_length, 0
-
-    def store_states(self) -> None:
-        """Write the states of all requests back to their blocks."""
-        for cached, layer in zip(self._cached, self.layers, strict=False):
-            cached.store_states(layer, self._states)
-
-
 def can_group(model: PreTrainedModel, cache: ModelCache) -> bool:
-    """Whether a model's attention can be called for each request alone."""
+    """Whether nothing that is known of a model before a trial keeps its requests apart."""
     if any(pages.index_size for pages in cache.pages):
         return False
+    if getattr(model, "hf_quantizer", None) is not None:
+        return False
+    if not cache.pages:  # nothing attends
+        return True
     config = model.config.get_text_config(decoder=True)
     ropes = getattr(config, "rope_parameters", None) or {}
     kinds = {
@@ -164,19 +49,14 @@ def can_group(model: PreTrainedModel, cache: ModelCache) -> bool:
         for one in ([ropes] if "rope_type" in ropes else ropes.values())
         if isinstance(one, dict)
     }
-    return (
-        bool(getattr(model, "_supports_attention_backend", False))
-        and getattr(model, "hf_quantizer", None) is None
-        and model.config._attn_implementation in _GROUPED
-        and kinds <= _ROPES
-    )
+    return model.config._attn_implementation in _GROUPED and kinds <= _ROPES
 
 
 class GroupedDecode:
     """Computes one token of each of several requests.
 
     Args:
-        model: for which `can_group` holds.
+        call: of a model for which `can_group` holds.
         cache: of the model.
         group: of the layers that stand in for the model's (`stand_in`).
         operator: of all layers, where there is one.
@@ -184,16 +64,18 @@ class GroupedDecode:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        call: GenerateCall,
         cache: ModelCache,
         group: Group,
         operator: OneOperator | None = None,
     ) -> None:
-        self._model = model
+        model = call.model
+        self._call = call
         self._layers = cache.layers
         self._operator = operator
         self._windows = cache.windows
-        self._attention = AttentionName(model, _GROUPED[model.config._attn_implementation])
+        name = model.config._attn_implementation
+        self._attention = AttentionName(model, _GROUPED.get(name, name))
         self._group = group
 
     def __call__(
@@ -222,13 +104,12 @@ class GroupedDecode:
             of_layers = [places[window] for window in self._windows]
             return self._operator.tokens(token_ids, positions, position_ids, of_layers)
         cache = GroupCache(self._layers, places, positions, states)
+        arguments: dict[str, Any] = {self._call.cache_name: cache}
+        if self._call.takes_positions:
+            arguments["position_ids"] = position_ids[:, None]
         with self._group.of_rows(), self._attention.is_used():
-            output = self._model(
-                input_ids=token_ids[:, None],
-                position_ids=position_ids[:, None],
-                past_key_values=cache,
-                use_cache=True,
-                return_dict=True,
+            output = self._call.model(
+                input_ids=token_ids[:, None], use_cache=True, return_dict=True, **arguments
             )
         cache.store_states()
         return output.logits[:, -1]

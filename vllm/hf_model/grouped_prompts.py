@@ -27,12 +27,8 @@ from vllm.hf_layers.products.row_counts import MOST_AT_ONCE
 from vllm.hf_model.attention_name import AttentionName
 from vllm.hf_model.generate_call import keeps_last
 from vllm.hf_model.group import Group
-from vllm.hf_model.grouped_decode import (
-    NoTensor,
-    PagesAreReadError,
-    calls_only_sdpa,
-    can_group,
-)
+from vllm.hf_model.group_cache import NoTensor, PagesAreReadError
+from vllm.hf_model.grouped_decode import calls_only_sdpa, can_group
 from vllm.hf_model.kv_pages import LayerPages
 from vllm.hf_model.model_cache import ModelCache
 from vllm.hf_model.one_operator import OneOperator

@@ -31,6 +31,7 @@ from vllm.hf_model.model_cache import Blocks, ModelCache
 from vllm.hf_model.one_operator import OneOperator, is_one_operator
 from vllm.hf_model.self_check import equal_group_sizes, why_no_prompts
 from vllm.hf_model.stand_ins import stand_in
+from vllm.hf_model.state_layers import state_layers
 from vllm.logger import init_logger
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
@@ -65,13 +66,14 @@ class ExactModel(nn.Module):
         self.parity_row = ParityRow(type(model).__name__, 1, True, "Transformers' own model")
         self._vllm_config = vllm_config
         self._vocab_size = vllm_config.model_config.get_vocab_size()
-        call = GenerateCall(model)
-        self.cache = ModelCache(call)
+        self._call = GenerateCall(model)
+        self.cache = ModelCache(self._call)
         # vLLM knows what has pages by such names.
         self._names = [f"hf_exact.layers.{i}" for i in range(len(self.cache.parts))]
         context = vllm_config.compilation_config.static_forward_context
         context.update(zip(self._names, self.cache.parts, strict=True))
-        self.alone = Alone(call, self.cache)
+        self.alone = Alone(self._call, self.cache)
+        self._with_states = state_layers(self._call) if self.cache.states else set()
         self._group = Group()
         self.grouped: GroupedDecode | None = None
         self.prompts: GroupedPrompts | None = None
@@ -91,16 +93,17 @@ class ExactModel(nn.Module):
         operator = None
         if is_one_operator(model, model.config._attn_implementation):
             operator = OneOperator(model, self.cache.pages, self._group)
-        self.grouped = GroupedDecode(model, self.cache, self._group, operator)
+        self.grouped = GroupedDecode(self._call, self.cache, self._group, operator)
         if can_group_prompts(model, self.cache):
             self.prompts = GroupedPrompts(model, self.cache, self._group, operator)
 
     def _try_groups(self, adapter_id: int) -> None:
         """Find out how many requests with an adapter, which is active, can be computed together."""
         sizes: list[int] = []
+        reason = "its attention cannot be called for several"
         if self.grouped is not None:
-            stand_in(self.model, self._group)
-            sizes = equal_group_sizes(
+            stand_in(self.model, self._group, self._with_states)
+            sizes, reason = equal_group_sizes(
                 self.grouped, self.alone, self.cache, self._vocab_size, self.model.device
             )
         self.group_sizes[adapter_id] = sizes
@@ -112,7 +115,9 @@ class ExactModel(nn.Module):
                 'hf_compat="exact": up to %d requests of %s are computed together.', most, name
             )
         else:
-            logger.warning('hf_compat="exact": %s is computed one request at a time.', name)
+            logger.warning(
+                'hf_compat="exact": %s is computed one request at a time: %s.', name, reason
+            )
 
     def _may_group(self, name: str) -> bool:
         """Whether prompts, with the adapter that is active, can be computed together."""

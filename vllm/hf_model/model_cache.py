@@ -65,28 +65,28 @@ class CachedLayer:
             layer.keys, layer.values = self.pages.read(blocks.tokens, start, known)
             if self.pages.index_size:
                 layer.indexer_keys = self.pages.read_index(blocks.tokens, start, known)
-        for state, place in self.states.items():
-            getattr(layer, state.name)[state.number] = place.view(state, blocks.states)
+        self._put_states(layer, blocks.states)
         return layer
 
-    def load_states(self, blocks: Sequence[Sequence[int]]) -> Any:
-        """Return the layer with the states of several requests, and no keys and values.
-
-        Args:
-            blocks: of the states of each request.
+    def load_states(self, blocks: Sequence[int]) -> Any:
+        """Return the layer with the states of a request, which are written in place, and no keys
+        and values.
         """
         layer = self._copy()
-        for state, place in self.states.items():
-            own = [place.view(state, of_request) for of_request in blocks]
-            getattr(layer, state.name)[state.number] = torch.cat(own)
+        self._put_states(layer, blocks)
         return layer
 
-    def store_states(self, layer: Any, blocks: Sequence[Sequence[int]]) -> None:
-        """Write the states of several requests (`load_states`)."""
+    def store_states(self, layer: Any, blocks: Sequence[int]) -> None:
+        """Write the states of a request, where they are not in place."""
         for state, place in self.states.items():
-            of_all = getattr(layer, state.name)[state.number]
-            for own, of_request in zip(of_all.split(1), blocks, strict=True):
-                place.view(state, of_request).copy_(own)
+            own = getattr(layer, state.name)[state.number]
+            kept = place.view(state, blocks)
+            if own.data_ptr() != kept.data_ptr():
+                kept.copy_(own)
+
+    def _put_states(self, layer: Any, blocks: Sequence[int]) -> None:
+        for state, place in self.states.items():
+            getattr(layer, state.name)[state.number] = place.view(state, blocks)
 
     def _copy(self) -> Any:
         layer = copy.copy(self.template)
@@ -111,11 +111,7 @@ class CachedLayer:
                 layer.values[0, :, -num_new:].transpose(0, 1),
                 layer.indexer_keys[0, -num_new:] if self.pages.index_size else None,
             )
-        for state, place in self.states.items():
-            own = getattr(layer, state.name)[state.number]
-            kept = place.view(state, blocks.states)
-            if own.data_ptr() != kept.data_ptr():
-                kept.copy_(own)
+        self.store_states(layer, blocks.states)
 
 
 class ModelCache:

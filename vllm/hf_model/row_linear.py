@@ -54,11 +54,17 @@ class RowLinear:
         weight, bias, prompts = self._layer.weight, self._layer.bias, self._group.prompts
         if prompts and x.shape[-2] == prompts[-1][2]:
             product = self._prompts(prompts, x.flatten(0, -2), weight, bias)
-        elif self._group.is_active or self._is_faster(x):
-            product = self._rows(x.flatten(0, -2), weight, bias)
+        elif self._group.is_active:
+            product = self._group.share(self._products, x.flatten(0, -2))
+        elif self._is_faster(x):
+            product = self._products(x.flatten(0, -2))
         else:
             return self._alone(x)
         return product.view(*x.shape[:-1], product.shape[-1])  # of no rows, too
+
+    def _products(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the product of each row [n, in_features]."""
+        return self._rows(rows, self._layer.weight, self._layer.bias)
 
     def _is_faster(self, x: torch.Tensor) -> bool:
         """Whether the fork's product takes x, which is a single row, with the bits it has alone."""

@@ -11,7 +11,7 @@ from torch import nn
 from vllm.hf_layers.products.single_row_products import GROUP_SIZES as SEVERAL
 from vllm.hf_layers.products.single_row_products import same_bits
 from vllm.hf_model.alone import Alone
-from vllm.hf_model.grouped_decode import GroupedDecode, PagesAreReadError
+from vllm.hf_model.grouped_decode import GroupedDecode
 from vllm.hf_model.grouped_prompts import GroupedPrompts
 from vllm.hf_model.model_cache import Blocks, ModelCache
 from vllm.hf_model.operations import Operations
@@ -32,9 +32,9 @@ def equal_group_sizes(
     cache: ModelCache,
     vocab_size: int,
     device: torch.device,
-) -> list[int]:
+) -> tuple[list[int], str]:
     """Return which of `GROUP_SIZES` give every request the logits that it has alone, and leave all
-    that is cached of it with the same bits.
+    that is cached of it with the same bits; and why none does, if none does.
 
     Args:
         grouped: what is tried.
@@ -77,9 +77,10 @@ def equal_group_sizes(
             )
 
         try:
-            return [size for size in GROUP_SIZES if is_equal(size)]
-        except PagesAreReadError:
-            return []
+            sizes = [size for size in GROUP_SIZES if is_equal(size)]
+        except Exception as error:  # a model's own code may not take what it is given
+            return [], f"it cannot be called for several ({type(error).__name__}: {error})"
+    return sizes, "" if sizes else "others would change its bits"
 
 
 def _next_logits(

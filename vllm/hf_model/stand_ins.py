@@ -6,7 +6,8 @@ itself where there is one request. All other layers are given the whole group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,10 +17,11 @@ from transformers.activations import ACT2CLS
 from transformers.pytorch_utils import Conv1D
 
 from vllm.hf_layers.layers.activations import parts_of_runs
-from vllm.hf_layers.layers.single_row_experts import RowExperts
+from vllm.hf_layers.layers.single_row_experts import RowExperts, is_grouped_experts
 from vllm.hf_layers.models import facts_of
 from vllm.hf_layers.products.single_row_products import RowPlan
 from vllm.hf_model.group import Group
+from vllm.hf_model.group_cache import GroupCache
 from vllm.hf_model.row_linear import RowLinear
 
 _ACTIVATIONS = {one[0] if isinstance(one, tuple) else one for one in ACT2CLS.values()}
@@ -27,15 +29,20 @@ _ACTIVATIONS = {one[0] if isinstance(one, tuple) else one for one in ACT2CLS.val
 Forward = Callable[..., Any]
 
 
-def stand_in(model: PreTrainedModel, group: Group) -> None:
+def stand_in(model: PreTrainedModel, group: Group, with_states: Collection[nn.Module] = ()) -> None:
     """Stand in for the layers that do not treat rows alone; again, for those that are new.
 
     Args:
         model: of Transformers.
         group: says what they compute.
+        with_states: the layers that keep states (`state_layers`).
     """
     for module in model.modules():
-        if not _has_stand_in(module) and (forward := _forward_for(module, group)) is not None:
+        if _has_stand_in(module):
+            continue
+        if module in with_states:
+            vars(module)["forward"] = _requests_apart(module.forward, group)
+        elif (forward := _forward_for(module, group)) is not None:
             vars(module)["forward"] = forward
 
 
@@ -64,6 +71,8 @@ def _forward_for(module: Any, group: Group) -> Forward | None:
         return _prompts_apart(forward, group)
     if isinstance(module, nn.Linear) or hasattr(module, "experts"):
         return _rows_apart(_prompts_apart(forward, group), group)
+    if is_grouped_experts(module):
+        return _experts_together(module, group)
     if any(name.endswith("inv_freq") for name, _ in module.named_buffers(recurse=False)):
         return _prompts_apart(forward, group)  # of rotary embeddings
     return None
@@ -84,7 +93,38 @@ def _rows_apart(forward: Forward, group: Group) -> Forward:
     def compute(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if not group.has_rows:
             return forward(x, *args, **kwargs)
-        return _joined([forward(row, *args, **kwargs) for row in x.split(1)], 0)
+        calls = [partial(forward, row, *args, **kwargs) for row in x.split(1)]
+        return _joined(group.each_alone(calls), 0)
+
+    return compute
+
+
+def _requests_apart(forward: Forward, group: Group) -> Forward:
+    """Return `forward` of a layer that keeps states, called for each request of a group alone, with
+    the cache of each (`GroupCache.of_request`).
+    """
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        given = [*args, *kwargs.values()]
+        cache = next((one for one in given if isinstance(one, GroupCache)), None)
+        if not group.has_rows or cache is None:
+            return forward(*args, **kwargs)
+
+        def own(i: int, one: Any) -> Any:
+            if one is cache:
+                return cache.of_request(i)
+            is_of_rows = isinstance(one, torch.Tensor) and len(one) == cache.num_requests
+            return one[i : i + 1] if is_of_rows else one
+
+        calls = [
+            partial(
+                forward,
+                *(own(i, one) for one in args),
+                **{name: own(i, one) for name, one in kwargs.items()},
+            )
+            for i in range(cache.num_requests)
+        ]
+        return _joined(group.each_alone(calls), 0)
 
     return compute
 
@@ -142,12 +182,13 @@ def _vectors_together(activation: Forward, group: Group) -> Forward:
 
 def _experts_together(experts: nn.Module, group: Group) -> Forward:
     """Return the forward of experts, in which rows of a group share products."""
-    forward, together = experts.forward, RowExperts(experts)
+    forward, experts_of_rows = experts.forward, RowExperts(experts)
+
+    def together(*rows: torch.Tensor) -> torch.Tensor:
+        with group.alone():  # the activation takes a token's experts together
+            return experts_of_rows(*rows)
 
     def compute(*rows: torch.Tensor) -> torch.Tensor:
-        if not group.has_rows:
-            return forward(*rows)
-        with group.alone():  # the activation takes a token's experts together
-            return together(*rows)
+        return group.share(together, *rows) if group.has_rows else forward(*rows)
 
     return compute

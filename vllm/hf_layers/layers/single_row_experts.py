@@ -7,6 +7,7 @@ products is computed for each token in the shapes that it has alone.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -103,6 +104,17 @@ def _products(
     found = torch.empty_like(products)
     found[order] = products
     return found
+
+
+def is_grouped_experts(module: Any) -> bool:
+    """Whether a module is experts whose products `RowExperts` shares."""
+    names = ("has_gate", "has_bias", "is_transposed", "_apply_gate", "gate_up_proj", "down_proj")
+    if not all(hasattr(module, name) for name in names) or not hasattr(module, "config"):
+        return False
+    arguments = [*inspect.signature(module.forward).parameters]
+    return arguments == ["hidden_states", "top_k_index", "top_k_weights"] and can_share_products(
+        module
+    )
 
 
 def can_share_products(experts: Any) -> bool:
