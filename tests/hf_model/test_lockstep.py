@@ -22,7 +22,7 @@ from tests.hf_layers.test_other_models import MAMBA2, QWEN3_NEXT
 from vllm.hf_model.alone import Alone
 from vllm.hf_model.generate_call import GenerateCall
 from vllm.hf_model.group import Group
-from vllm.hf_model.grouped_decode import GroupedDecode, can_group
+from vllm.hf_model.grouped_decode import GroupedDecode, why_no_group
 from vllm.hf_model.lockstep import Lockstep
 from vllm.hf_model.model_cache import ModelCache
 from vllm.hf_model.self_check import GROUP_SIZES, equal_group_sizes
@@ -117,7 +117,7 @@ def test_requests_of_hybrids_are_computed_together(
     cache = ModelCache(call)
     with_states = state_layers(call)
     assert len(with_states) == sum(bool(layer.states) for layer in cache.layers)
-    assert can_group(model, cache)
+    assert why_no_group(model, cache) is None
     grouped = GroupedDecode(call, cache, group)
     stand_in(model, group, with_states)
     sizes, reason = equal_group_sizes(

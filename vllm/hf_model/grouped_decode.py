@@ -34,14 +34,18 @@ from vllm.hf_model.one_operator import OneOperator
 _ROPES = {"default", "linear", "llama3", "yarn"}  # others look at how long a sequence is
 
 
-def can_group(model: PreTrainedModel, cache: ModelCache) -> bool:
-    """Whether nothing that is known of a model before a trial keeps its requests apart."""
+def why_no_group(model: PreTrainedModel, cache: ModelCache) -> str | None:
+    """Return why a model's requests are computed alone, as far as that is known before a trial;
+    None where a trial is to tell.
+    """
     if any(pages.index_size for pages in cache.pages):
-        return False
+        return "an index selects the keys that it attends to"
     if getattr(model, "hf_quantizer", None) is not None:
-        return False
+        return "its weights are quantised"
     if not cache.pages:  # nothing attends
-        return True
+        return None
+    if (name := model.config._attn_implementation) not in _GROUPED:
+        return f"its attention is {name}"
     config = model.config.get_text_config(decoder=True)
     ropes = getattr(config, "rope_parameters", None) or {}
     kinds = {
@@ -49,14 +53,16 @@ def can_group(model: PreTrainedModel, cache: ModelCache) -> bool:
         for one in ([ropes] if "rope_type" in ropes else ropes.values())
         if isinstance(one, dict)
     }
-    return model.config._attn_implementation in _GROUPED and kinds <= _ROPES
+    if others := kinds - _ROPES:
+        return f"its {others.pop()} rope looks at how long a text is"
+    return None
 
 
 class GroupedDecode:
     """Computes one token of each of several requests.
 
     Args:
-        call: of a model for which `can_group` holds.
+        call: of a model for which `why_no_group` is None.
         cache: of the model.
         group: of the layers that stand in for the model's (`stand_in`).
         operator: of all layers, where there is one.

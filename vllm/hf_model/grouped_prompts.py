@@ -28,7 +28,7 @@ from vllm.hf_model.attention_name import AttentionName
 from vllm.hf_model.generate_call import keeps_last
 from vllm.hf_model.group import Group
 from vllm.hf_model.group_cache import NoTensor, PagesAreReadError
-from vllm.hf_model.grouped_decode import calls_only_sdpa, can_group
+from vllm.hf_model.grouped_decode import calls_only_sdpa, why_no_group
 from vllm.hf_model.kv_pages import LayerPages
 from vllm.hf_model.model_cache import ModelCache
 from vllm.hf_model.one_operator import OneOperator
@@ -201,7 +201,7 @@ def _place_of(
 def can_group_prompts(model: PreTrainedModel, cache: ModelCache) -> bool:
     """Whether all that is known of a model before it has run lets prompts be computed together."""
     return (
-        can_group(model, cache)
+        why_no_group(model, cache) is None
         and not cache.states  # which would go on from one prompt to the next
         and model.device.type == "cpu"
         and model.config._attn_implementation == "sdpa"

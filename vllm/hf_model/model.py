@@ -24,7 +24,7 @@ from vllm.hf_model.adapters import PeftAdapters
 from vllm.hf_model.alone import Alone
 from vllm.hf_model.generate_call import GenerateCall
 from vllm.hf_model.group import Group
-from vllm.hf_model.grouped_decode import GroupedDecode, can_group
+from vllm.hf_model.grouped_decode import GroupedDecode, why_no_group
 from vllm.hf_model.grouped_prompts import GroupedPrompts, can_group_prompts
 from vllm.hf_model.kv_pages import StepMetadata
 from vllm.hf_model.model_cache import Blocks, ModelCache
@@ -88,7 +88,8 @@ class ExactModel(nn.Module):
 
     def _make_groups(self, model: PreTrainedModel) -> None:
         """Make what computes several requests, before anything stands in for a layer."""
-        if not can_group(model, self.cache):
+        self._why_no_group = why_no_group(model, self.cache)
+        if self._why_no_group is not None:
             return
         operator = None
         if is_one_operator(model, model.config._attn_implementation):
@@ -100,7 +101,7 @@ class ExactModel(nn.Module):
     def _try_groups(self, adapter_id: int) -> None:
         """Find out how many requests with an adapter, which is active, can be computed together."""
         sizes: list[int] = []
-        reason = "its attention cannot be called for several"
+        reason = self._why_no_group
         if self.grouped is not None:
             stand_in(self.model, self._group, self._with_states)
             sizes, reason = equal_group_sizes(

@@ -11,6 +11,7 @@ from torch import nn
 from vllm.hf_layers.products.single_row_products import GROUP_SIZES as SEVERAL
 from vllm.hf_layers.products.single_row_products import same_bits
 from vllm.hf_model.alone import Alone
+from vllm.hf_model.group_cache import PagesAreReadError
 from vllm.hf_model.grouped_decode import GroupedDecode
 from vllm.hf_model.grouped_prompts import GroupedPrompts
 from vllm.hf_model.model_cache import Blocks, ModelCache
@@ -78,6 +79,8 @@ def equal_group_sizes(
 
         try:
             sizes = [size for size in GROUP_SIZES if is_equal(size)]
+        except PagesAreReadError:
+            return [], "it computes with keys and values before it attends to them"
         except Exception as error:  # a model's own code may not take what it is given
             return [], f"it cannot be called for several ({type(error).__name__}: {error})"
     return sizes, "" if sizes else "others would change its bits"
