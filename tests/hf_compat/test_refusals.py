@@ -155,6 +155,12 @@ EXCLUDED_BY_EXACT: list[tuple[dict[str, Any], str]] = [
     ({"enable_return_routed_experts": True}, "enable_return_routed_experts=True, since experts"),
     ({"cpu_offload_gb": 1}, "cpu_offload_gb=1, since Transformers"),
     ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "speculative"),
+    ({"kv_offloading_size": 1}, "kv_offloading_size, since it keeps"),
+    ({"disable_hybrid_kv_cache_manager": True}, "disable_hybrid_kv_cache_manager=True, since st"),
+    ({"mamba_cache_dtype": "float32"}, "mamba_cache_dtype='float32', since states"),
+    ({"mamba_ssm_cache_dtype": "float16"}, "mamba_ssm_cache_dtype='float16', since states"),
+    ({"mamba_block_size": 64}, "mamba_block_size=64, since states"),
+    ({"mamba_cache_mode": "align"}, "mamba_cache_mode='align', since states"),
 ]
 
 

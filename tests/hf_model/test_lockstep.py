@@ -23,6 +23,7 @@ from vllm.hf_model.alone import Alone
 from vllm.hf_model.generate_call import GenerateCall
 from vllm.hf_model.group import Group
 from vllm.hf_model.grouped_decode import GroupedDecode, why_no_group
+from vllm.hf_model.kv_pages import LayerPages
 from vllm.hf_model.lockstep import Lockstep
 from vllm.hf_model.model_cache import ModelCache
 from vllm.hf_model.self_check import GROUP_SIZES, equal_group_sizes
@@ -47,6 +48,22 @@ HYBRIDS: list[PreTrainedConfig] = [
         mamba_dt_rank=8, use_mamba_kernels=False,
     ),
 ]  # fmt: skip
+
+
+def test_pages_with_room_for_larger_ones() -> None:
+    """Blocks of hybrids have one size, whatever a layer has of a token; the rest stays empty."""
+    few, many = LayerPages(1, 8, 8, torch.float32), LayerPages(3, 8, 8, torch.float32)
+    few.make_room(many.form)
+    memory = torch.zeros(2, 3, 4, 16)
+    few.kv_cache = memory
+    slots = few.slots_of(torch.tensor([[1]]), [(0, 3)])
+    keys, values = torch.randn(3, 1, 8), torch.randn(3, 1, 8)
+    few.write(slots, keys, values)
+    found = few.read(torch.tensor([1]), 0, 3)
+    assert torch.equal(found[0][0, 0], keys[:, 0]) and torch.equal(found[1][0, 0], values[:, 0])
+    assert not memory[0].any() and not memory[1].flatten()[4 * 16 :].any()
+    few.kv_cache = few.kv_cache.clone()  # as the start-up check puts its own memory in its place
+    assert torch.equal(few.read(torch.tensor([1]), 0, 3)[0], found[0])
 
 
 def test_what_calls_share_is_computed_once() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn.functional import pad
@@ -105,6 +105,27 @@ class PagesBackend(AttentionBackend):
         return (KVCacheLayout.LBHNC,)
 
 
+class Form(NamedTuple):
+    """What is kept of a token.
+
+    Attributes:
+        num_heads: of keys and values.
+        key_size: of a head.
+        value_size: of a head.
+        dtype: of all.
+    """
+
+    num_heads: int
+    key_size: int
+    value_size: int
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """How much memory it takes."""
+        return self.num_heads * (self.key_size + self.value_size) * self.dtype.itemsize
+
+
 class LayerPages(AttentionLayerBase):
     """The part of the KV cache that holds one layer's keys and values.
 
@@ -129,12 +150,35 @@ class LayerPages(AttentionLayerBase):
         self.dtype = dtype
         self.index_size = index_size
         self._index_heads = -(-index_size // (key_size + value_size))
-        self.kv_cache = torch.empty(0)  # until vLLM binds it
+        self._room = self.form
+        self._kv_cache = torch.empty(0)  # until vLLM binds it
 
     @property
-    def form(self) -> tuple[int, int, int, torch.dtype]:
+    def form(self) -> Form:
         """Heads, those of an index included, the sizes of each, and the dtype."""
-        return self.num_heads + self._index_heads, self.key_size, self.value_size, self.dtype
+        return Form(self.num_heads + self._index_heads, self.key_size, self.value_size, self.dtype)
+
+    def make_room(self, form: Form) -> None:
+        """Take blocks in which a token has as much room as in other pages, before vLLM binds them:
+        it gives those of hybrids one size.
+        """
+        self._room = form
+
+    @property
+    def kv_cache(self) -> torch.Tensor:
+        """The memory, [num_blocks, num_heads, block_size, key_size + value_size]."""
+        return self._kv_cache
+
+    @kv_cache.setter
+    def kv_cache(self, memory: torch.Tensor) -> None:
+        heads, size = self.form.num_heads, self.key_size + self.value_size
+        room = self._room.num_heads, self._room.key_size + self._room.value_size
+        if (heads, size) != room and (*memory.shape[1::2],) == room:
+            block_size = memory.shape[2]
+            shape = (len(memory), heads, block_size, size)
+            stride = (memory.stride(0), block_size * size, size, 1)
+            memory = memory.as_strided(shape, stride, memory.storage_offset())
+        self._kv_cache = memory
 
     def get_attn_backend(self) -> type[AttentionBackend]:
         """As ``AttentionLayerBase.get_attn_backend``."""
@@ -142,7 +186,7 @@ class LayerPages(AttentionLayerBase):
 
     def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec:
         """As ``AttentionLayerBase.get_kv_cache_spec``; a sliding window keeps its blocks too."""
-        num_heads, key_size, value_size, dtype = self.form
+        num_heads, key_size, value_size, dtype = self._room
         return FullAttentionSpec(
             block_size=vllm_config.cache_config.block_size,
             num_kv_heads=num_heads,

@@ -140,8 +140,12 @@ class ModelCache:
             raise refusal_of(name, reason)
         pages = [_pages_of(layer) for layer in trial.layers]
         self.pages = [one for one in pages if one is not None]
-        if any(found) and len({one.form for one in self.pages}) > 1:
-            raise refusal_of(name, "has states, and keys and values of several sizes")
+        if any(found) and self.pages:
+            forms = [one.form for one in self.pages]
+            if len({form.dtype for form in forms}) > 1:
+                raise refusal_of(name, "has states, and keys and values of several dtypes")
+            for one in self.pages:
+                one.make_room(max(forms, key=lambda form: form.num_bytes))
         num_blocks = state_blocks(sum(map(bool, found)), len(self.pages))
         num_pages = num_blocks * max(1, len(self.pages))
         self.states = StatePages.for_states(found, num_pages, self.pages)

@@ -181,6 +181,15 @@ def _prepare_exact(args: EngineArgs, flags: ForkFlags) -> None:
     args.async_scheduling = False
 
 
+_OF_STATES = (
+    "mamba_cache_dtype",
+    "mamba_ssm_cache_dtype",
+    "mamba_block_size",
+    "mamba_cache_mode",
+)
+"""Arguments on the states of vLLM's own kernels."""
+
+
 def excluded_by_exact(args: EngineArgs, flags: ForkFlags) -> dict[str, tuple[bool | None, str]]:
     """Return whether each argument is given that changes bits or that exact mode has not, and why
     it is excluded.
@@ -232,6 +241,18 @@ def excluded_by_exact(args: EngineArgs, flags: ForkFlags) -> dict[str, tuple[boo
             "Transformers keeps all weights on one device",
         ),
         "kv_transfer_config": (args.kv_transfer_config is not None, "it keeps its own KV cache"),
+        "kv_offloading_size": (args.kv_offloading_size is not None, "it keeps its own KV cache"),
+        "disable_hybrid_kv_cache_manager=True": (
+            args.disable_hybrid_kv_cache_manager,
+            "states have blocks of their own kind",
+        ),
+        **{
+            f"{name}={getattr(args, name)!r}": (
+                getattr(args, name) != getattr(type(args), name),
+                "states are kept as the model computes them",
+            )
+            for name in _OF_STATES
+        },
         "VLLM_BATCH_INVARIANT=1": (
             envs.VLLM_BATCH_INVARIANT,
             "that puts other products into PyTorch's place",
