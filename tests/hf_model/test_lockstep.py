@@ -60,8 +60,10 @@ def test_pages_with_room_for_larger_ones() -> None:
     keys, values = torch.randn(3, 1, 8), torch.randn(3, 1, 8)
     few.write(slots, keys, values)
     found = few.read(torch.tensor([1]), 0, 3)
-    assert torch.equal(found[0][0, 0], keys[:, 0]) and torch.equal(found[1][0, 0], values[:, 0])
-    assert not memory[0].any() and not memory[1].flatten()[4 * 16 :].any()
+    assert torch.equal(found[0][0, 0], keys[:, 0])
+    assert torch.equal(found[1][0, 0], values[:, 0])
+    assert not memory[0].any()
+    assert not memory[1].flatten()[4 * 16 :].any()
     few.kv_cache = few.kv_cache.clone()  # as the start-up check puts its own memory in its place
     assert torch.equal(few.read(torch.tensor([1]), 0, 3)[0], found[0])
 
