@@ -15,7 +15,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from tqdm.auto import tqdm
 import vllm.v1.engine.llm_engine
 import vllm.v1.worker.cpu_worker  # noqa: F401
 from benchmarks.architectures.cases import Case, cases
-from benchmarks.architectures.page import Cell, Row, as_markdown, row_of
+from benchmarks.architectures.page import Cell, Row, as_markdown, as_text, row_of
 from benchmarks.architectures.sides import MODES, Side, plain_side
 from tools.definitions.bases import base_of, known_types
 from tools.definitions.children import Job, answers
@@ -159,16 +159,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         work.forget(name)
     asked = list(cases(options.types))
     work.answer(asked, options.dtypes)
-    as_json, as_text = options.output.with_suffix(".json"), options.output.with_suffix(".md")
+    as_json, as_page = options.output.with_suffix(".json"), options.output.with_suffix(".md")
     before = json.loads(as_json.read_text())["rows"] if as_json.exists() else []
+    about = as_text(machine())
     new = [work.row(case, dtype) for case in asked for dtype in options.dtypes]
+    new = [replace(row, machine=about) for row in new]
     rows = merge([row_of_json(row) for row in before], new)
-    about = machine()
     as_json.parent.mkdir(parents=True, exist_ok=True)
-    facts = {"machine": about, "rows": [asdict(row) for row in rows]}
-    as_json.write_text(json.dumps(facts, indent=1) + "\n")
-    as_text.write_text(as_markdown(about, rows))
-    print(f"written: {as_text} and {as_json}")
+    as_json.write_text(json.dumps({"rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    as_page.write_text(as_markdown(rows))
+    print(f"written: {as_page} and {as_json}")
 
 
 if __name__ == "__main__":

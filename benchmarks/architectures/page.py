@@ -47,6 +47,7 @@ class Row:
         num_logits: steps of them all.
         cells: by modes.
         error: why Transformers itself gives no answers; empty if it does.
+        machine: that it was measured with.
     """
 
     type: str
@@ -56,6 +57,7 @@ class Row:
     num_logits: int = 0
     cells: dict[str, Cell] = field(default_factory=dict)
     error: str = ""
+    machine: str = ""
 
     def is_full(self, mode: str) -> bool:
         """Whether all answers of a mode are equal, and all logits that it promises."""
@@ -109,10 +111,14 @@ def _causes(mode: str, dtype: str, own: Side) -> tuple[str, ...]:
     return tuple(own.causes) or (_UNEXPLAINED,)
 
 
-def as_markdown(machine: dict[str, Any], rows: Iterable[Row]) -> str:
+def as_text(machine: dict[str, Any]) -> str:
+    """Return what a row has as its machine."""
+    return ", ".join(f"{name} {value}" for name, value in machine.items())
+
+
+def as_markdown(rows: Iterable[Row]) -> str:
     """Return the page."""
     rows = list(rows)
-    facts = ", ".join(f"{name} {value}" for name, value in machine.items())
     causes: list[str] = []
     table = [_line(row, causes) for row in rows]
     lines = [
@@ -130,7 +136,7 @@ def as_markdown(machine: dict[str, Any], rows: Iterable[Row]) -> str:
         "dash is a mode that does not start. Without its flags (*upstream*), and with split_qkv "
         "alone, an engine promises nothing of `generate()`.",
         "",
-        f"Measured with {facts}.",
+        *_machines(rows),
         "",
         *_summary(rows),
         "",
@@ -141,6 +147,18 @@ def as_markdown(machine: dict[str, Any], rows: Iterable[Row]) -> str:
         *(f"[{i}] {cause}\n" for i, cause in enumerate(causes, 1)),
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _machines(rows: Sequence[Row]) -> list[str]:
+    """Return what the rows were measured with; which types, where it was not one machine."""
+    types = {
+        one: list(dict.fromkeys(row.type for row in rows if row.machine == one))
+        for one in dict.fromkeys(row.machine for row in rows)
+    }
+    if len(types) == 1:
+        return [f"Measured with {one}." for one in types]
+    lines = [f"- {one}: {', '.join(own)}" for one, own in types.items()]
+    return ["Measured with:", "", *lines]
 
 
 def _summary(rows: Sequence[Row]) -> list[str]:

@@ -66,7 +66,7 @@ def test_cells() -> None:
         deterministic=Side([[1, 2]], [["a", "x"]]),
         upstream=Side([[1, 2]], [["x", "y"]]),
     )
-    page = as_markdown({"cpu": "any"}, [row_of("ours", "tied", "bfloat16", found)])
+    page = as_markdown([row_of("ours", "tied", "bfloat16", found)])
     assert "| ours, tied | bfloat16 | 1, 0% | 0, 50% [1] | - [2] | 1, 50% [3] | 1, 100% |" in page
     assert "[1] RMSNorm: another one\n" in page
     assert "[2] no pages\n" in page
@@ -86,4 +86,15 @@ def test_float32_promises_answers_alone() -> None:
 def test_a_model_that_transformers_does_not_run() -> None:
     row = row_of("ours", "", "float32", sides(hf=Side(error="IndexError: no")))
     assert row == Row("ours", "", "float32", error="IndexError: no")
-    assert "[1] Transformers: IndexError: no" in as_markdown({}, [row])
+    assert "[1] Transformers: IndexError: no" in as_markdown([row])
+
+
+def test_rows_of_several_machines() -> None:
+    rows = [
+        Row("ours", "", "float32", error="none", machine="cpu A"),
+        Row("ours", "tied", "float32", error="none", machine="cpu A"),
+    ]
+    assert "\nMeasured with cpu A.\n" in as_markdown(rows)
+    assert "\n- cpu A: ours\n- cpu B: yours\n" in as_markdown(
+        [*rows, Row("yours", "", "float32", error="none", machine="cpu B")]
+    )
