@@ -78,8 +78,8 @@ def test_room_for_the_longest_search() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"is_hybrid": True}, "recurrent layers"),
-        ({"is_attention_free": True}, "recurrent layers"),
+        ({"is_hybrid": True}, 'layers .* that keep states, .*: use hf_compat="exact"'),
+        ({"is_attention_free": True}, 'layers .* that keep states, .*: use hf_compat="exact"'),
         ({"pipeline_parallel_size": 2}, "pipeline parallelism"),
         ({"decode_context_parallel_size": 2}, "context parallelism"),
         ({"kv_transfer_config": object()}, "a KV connector"),

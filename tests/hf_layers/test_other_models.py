@@ -19,6 +19,7 @@ from transformers import (
 )
 
 from tests.engines import bundled_engine
+from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMValidationError
 from vllm.hf_layers.layers.linear import HFLinearMethod
 
@@ -109,3 +110,15 @@ def test_mamba_answers_with_hf_compat_in_16_bits(tmp_path: Path) -> None:
             prompt, max_new_tokens=8, min_new_tokens=8, no_repeat_ngram_size=1, use_tqdm=False
         )[0].outputs[0]
         assert len(set(once.token_ids)) == 8
+
+
+def test_drafts_are_refused(tmp_path: Path) -> None:
+    """A rejected draft stays in the states: every later token is another one."""
+    Mamba2Config(**MAMBA2, architectures=["Mamba2ForCausalLM"]).save_pretrained(tmp_path)
+    drafts = {"method": "ngram", "num_speculative_tokens": 2}
+    for mode in (True, "rules"):
+        with pytest.raises(ValueError, match="drafts of layers without attention"):
+            EngineArgs(
+                str(tmp_path), dtype="float32", hf_compat=mode, skip_tokenizer_init=True,
+                speculative_config=drafts,
+            ).create_engine_config()  # fmt: skip

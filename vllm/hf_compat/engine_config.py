@@ -41,6 +41,10 @@ def _check_features(vllm_config: VllmConfig) -> None:
         "models that do not generate text": model_config.runner_type != "generate",
         "encoder-decoder models": model_config.is_encoder_decoder,
         "drafts that are accepted unseen": _accepts_unseen(vllm_config.speculative_config),
+        "drafts of layers without attention, whose states keep what is rejected": (
+            vllm_config.speculative_config is not None
+            and (model_config.is_hybrid or model_config.is_attention_free)
+        ),
         "watermarking": vllm_config.watermark_config is not None,
         "another scheduler": vllm_config.scheduler_config.scheduler_cls is not None,
     }

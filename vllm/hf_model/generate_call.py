@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from vllm.hf_layers.engine.exact_models import CACHE_NAMES
+from vllm.hf_layers.engine.exact_models import cache_name
 
 
 class GenerateCall:
@@ -27,7 +27,7 @@ class GenerateCall:
         parameters = inspect.signature(model.forward).parameters
         self.takes_positions = "position_ids" in parameters
         self._keeps_last = keeps_last(model)
-        self.cache_name = next((one for one in CACHE_NAMES if one in parameters), CACHE_NAMES[0])
+        self.cache_name = cache_name(model)
 
     def __call__(
         self, input_ids: torch.Tensor, known: int, cache: DynamicCache

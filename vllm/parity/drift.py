@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from vllm.fork.startup.torch_switches import with_fresh_switches
+from vllm.hf_layers.engine.exact_models import cache_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -143,11 +144,12 @@ def hf_outputs(
     if num_cached is not None:
         stops = [*range(num_padding + num_cached, ids.shape[1] + 1)]
     logits, cache, known = [], None, 0
+    name = cache_name(model)
     start(model)
     for stop in stops:
         inputs = _inputs(model, ids, mask, slice(known, stop))
-        output = model(**inputs, past_key_values=cache, use_cache=num_cached is not None)
-        cache, known = output.past_key_values, stop
+        output = model(**inputs, **{name: cache}, use_cache=num_cached is not None)
+        cache, known = getattr(output, name), stop
         logits.append(output.logits[0].float().cpu())
     outputs = take(model) | {LOGITS: torch.cat(logits)}
     return {name: output[-len(token_ids) :] for name, output in outputs.items()}

@@ -96,7 +96,13 @@ class Room:
         if self._config is None:
             return
         rows = "guidance_scale" if request.is_guided else f"num_beams={request.num_beams}"
-        if (obstacle := self._obstacle(self._config, self._is_exact)) is not None:
+        model = self._config.model_config
+        if not self._is_exact and (model.is_hybrid or model.is_attention_free):
+            raise VLLMValidationError(
+                f"{rows} is not available with layers of vLLM's that keep states, which are not in "
+                'blocks: use hf_compat="exact", which has them there.'
+            )
+        if (obstacle := self._obstacle(self._config)) is not None:
             raise VLLMValidationError(
                 f"{rows} is not available with {obstacle}: leave one of them out."
             )
@@ -156,13 +162,10 @@ class Room:
             )
 
     @staticmethod
-    def _obstacle(config: VllmConfig, is_exact: bool) -> str | None:
+    def _obstacle(config: VllmConfig) -> str | None:
         """Return what the engine has that keeps the KV cache of a request from being forked."""
-        parallel, model = config.parallel_config, config.model_config
+        parallel = config.parallel_config
         obstacles = {
-            "recurrent layers, whose state is not in blocks": (
-                not is_exact and (model.is_hybrid or model.is_attention_free)
-            ),
             "pipeline parallelism": parallel.pipeline_parallel_size > 1,
             "context parallelism": parallel.decode_context_parallel_size > 1,
             "a KV connector": config.kv_transfer_config is not None,

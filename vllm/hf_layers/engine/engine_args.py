@@ -210,10 +210,6 @@ def excluded_by_exact(args: EngineArgs, flags: ForkFlags) -> dict[str, tuple[boo
             args.quantization is not None,
             "Transformers reads the quantization from the model's configuration",
         ),
-        f"kv_cache_dtype={args.kv_cache_dtype!r}": (
-            args.kv_cache_dtype != "auto",
-            "keys and values are kept as the model computes them",
-        ),
         f"tensor_parallel_size={args.tensor_parallel_size}": (
             args.tensor_parallel_size > 1,
             "sums over several parts round differently",
@@ -240,6 +236,21 @@ def excluded_by_exact(args: EngineArgs, flags: ForkFlags) -> dict[str, tuple[boo
             args.cpu_offload_gb > 0,
             "Transformers keeps all weights on one device",
         ),
+        **_excluded_of_cache(args),
+        "VLLM_BATCH_INVARIANT=1": (
+            envs.VLLM_BATCH_INVARIANT,
+            "that puts other products into PyTorch's place",
+        ),
+    }
+
+
+def _excluded_of_cache(args: EngineArgs) -> dict[str, tuple[bool | None, str]]:
+    """Return the arguments on what is kept between steps (`excluded_by_exact`)."""
+    return {
+        f"kv_cache_dtype={args.kv_cache_dtype!r}": (
+            args.kv_cache_dtype != "auto",
+            "keys and values are kept as the model computes them",
+        ),
         "kv_transfer_config": (args.kv_transfer_config is not None, "it keeps its own KV cache"),
         "kv_offloading_size": (args.kv_offloading_size is not None, "it keeps its own KV cache"),
         "disable_hybrid_kv_cache_manager=True": (
@@ -253,8 +264,4 @@ def excluded_by_exact(args: EngineArgs, flags: ForkFlags) -> dict[str, tuple[boo
             )
             for name in _OF_STATES
         },
-        "VLLM_BATCH_INVARIANT=1": (
-            envs.VLLM_BATCH_INVARIANT,
-            "that puts other products into PyTorch's place",
-        ),
     }

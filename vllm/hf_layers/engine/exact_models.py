@@ -26,7 +26,7 @@ from transformers.cache_utils import (
 from vllm.fork.flags.fork_flags import ForkFlags
 
 if TYPE_CHECKING:
-    from transformers import Cache, PreTrainedConfig
+    from transformers import Cache, PreTrainedConfig, PreTrainedModel
 
     from vllm.config import VllmConfig
 
@@ -61,6 +61,12 @@ def why_not_exact(config: PreTrainedConfig) -> str | None:
     with suppress(AttributeError, KeyError, TypeError, ValueError):
         return why_no_blocks(DynamicCache(config=config.get_text_config(decoder=True)))
     return None
+
+
+def cache_name(model: PreTrainedModel) -> str:
+    """Return what a model calls the argument that is its cache."""
+    parameters = inspect.signature(model.forward).parameters
+    return next((one for one in CACHE_NAMES if one in parameters), CACHE_NAMES[0])
 
 
 def is_forgotten_by_guidance(config: PreTrainedConfig) -> bool:
