@@ -90,7 +90,9 @@ def test_a_request_comes_by_the_steps_in_their_order() -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     order, entered = json.loads(done.stdout.splitlines()[-1])
-    assert order == names
+    # Where one operator computes all layers, of prompts too, no layer asks for a step's runs.
+    by_operator = [name for name in names if name != "step_runs"]
+    assert order in (names, by_operator)
     reading = [file for file in entered if file.startswith(("call/", "frontend.py"))]
     assert len(reading) == 8, reading
 
