@@ -56,9 +56,10 @@ class Lockstep:
             function: which of them come to the same is told by `==`.
             rows: [num_rows, ...] each.
         """
-        if not self.is_running or self._main is None:
+        main = self._main
+        if main is None or getcurrent() is main:
             return function(*rows)
-        computed: torch.Tensor = self._main.switch((function, rows))
+        computed: torch.Tensor = main.switch((function, rows))
         return computed
 
     @staticmethod
