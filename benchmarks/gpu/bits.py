@@ -105,12 +105,11 @@ def _bytes_of(group: str, device: str) -> Computed:
 
 
 def operations(count: Count, device: str) -> None:
-    """All results of ``tests/kernels/portable_digests.py``."""
+    """All results of ``tests/kernels/portable_digests.py`` that there are on a device."""
     expected: dict[str, str] = json.loads(portable_digests.EXPECTED.read_text())
     count.tell(during="operations")
-    found = portable_digests.digests(device)
-    for name, one in expected.items():
-        count.add(name, None if found[name] == one else "other bits")
+    for name, found in portable_digests.digests(device).items():
+        count.add(name, None if found == expected[name] else "other bits")
 
 
 def shapes(count: Count, device: str, file: Path = SHAPES_FILE) -> None:

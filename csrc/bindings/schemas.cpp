@@ -90,6 +90,20 @@ STABLE_TORCH_LIBRARY(vllm_fork, library) {
       "int heads, int head_size, int intermediate_size, Tensor positions, Tensor table, "
       "bool is_interleaved, float scale, int window, Tensor(b!)[] caches, Tensor slots, "
       "Tensor pages, Tensor query_starts, Tensor lengths) -> Tensor");
+  library.def(
+      "portable_causal_conv(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) states, "
+      "Tensor slots, Tensor query_start_loc, Tensor has_state, bool has_silu) -> Tensor");
+  library.def(
+      "portable_mamba2_scan(Tensor x, Tensor dt, Tensor a_log, Tensor b, Tensor c, Tensor? d, "
+      "Tensor dt_bias, Tensor(a!) states, Tensor slots, Tensor query_start_loc, "
+      "Tensor has_state, float smallest_dt, float largest_dt) -> Tensor");
+  library.def(
+      "portable_gated_delta_rule(Tensor q, Tensor k, Tensor v, Tensor a, Tensor b, "
+      "Tensor a_log, Tensor dt_bias, Tensor(a!) states, Tensor slots, Tensor query_start_loc, "
+      "Tensor has_state, float scale, bool doubles_beta) -> Tensor");
+  library.def(
+      "portable_gated_rms_norm(Tensor x, Tensor gate, Tensor? weight, float epsilon, "
+      "int group_size, bool norm_before_gate, str activation) -> Tensor");
   library.def("portable_log_softmax(Tensor logits) -> Tensor");
   library.def("portable_argmax(Tensor logits) -> Tensor");
   library.def("portable_top_k(Tensor logits, int k) -> (Tensor, Tensor)");

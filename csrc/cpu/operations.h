@@ -1,12 +1,14 @@
 // The arithmetic of deterministic mode other than its products: loops over rows of float32, for one
 // of several instruction sets.
 //
-// All implementations give the same bits, those of docs/numerics/operations.md and attention.md.
+// All implementations give the same bits, those of docs/numerics: operations.md, attention.md and
+// states.md.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "cpu/portable/states/state_tasks.h"
 #include "portable/attention.h"
 #include "portable/functions.h"
 #include "portable/number_formats.h"
@@ -74,6 +76,10 @@ struct PortableOperations {
   double (*sum_of_counts)(const float* probabilities, int64_t count);
   // x plus Gumbel noise of (seed, position, index), in place; -infinity stays.
   void (*add_noise)(float* x, int64_t seed, int64_t position, int64_t count);
+  // With convolution_floats(width) of memory, the others with recurrence_floats.
+  void (*convolve)(const ConvolutionTask& task, float* memory);
+  void (*scan_mamba2)(const Mamba2Task& task, float* memory);
+  void (*scan_delta_rule)(const DeltaRuleTask& task, float* memory);
 };
 
 // Each is compiled by its own translation unit with its own instruction set: call its functions

@@ -79,6 +79,15 @@ VLLM_FORK_INLINE float logarithm(float x) {
   return x >= 0.0f ? y : float_of(kNanBits);
 }
 
+// ln(1 + e^x), as the larger of x and 0 and what is left: neither overflows nor loses digits.
+VLLM_FORK_INLINE float softplus(float x) {
+  const float e = exponential(-magnitude(x));
+  const float sum = 1.0f + e;
+  // What the sum has lost of e is exact, and ln(a + b) is nearly ln(a) + b / a.
+  const float rest = logarithm(sum) + (e - (sum - 1.0f)) / sum;
+  return (x > 0.0f ? x : 0.0f) + rest;
+}
+
 VLLM_FORK_INLINE float hyperbolic_tangent(float x) {
   const float a = magnitude(x);
   const float square = a * a;

@@ -17,11 +17,13 @@ import torch
 
 from tests.kernels.attention.portable_attention_cases import attend, make_case
 from tests.kernels.portable_cases import DTYPES, bits, every_number, numbers
+from tests.kernels.states.states_cases import LAYERS
 from vllm.fork_kernels.portable.functions import Function, portable_gated, portable_map
 from vllm.fork_kernels.portable.logits import portable_argmax, portable_log_softmax, portable_top_k
 from vllm.fork_kernels.portable.norm import portable_layer_norm, portable_rms_norm
 from vllm.fork_kernels.portable.rotary import portable_rotate, rotary_frequencies, rotary_table
 from vllm.fork_kernels.portable.sampling import portable_draw, portable_filter
+from vllm.fork_kernels.portable.states import portable_gated_rms_norm
 
 EXPECTED = Path(__file__).with_suffix(".json")
 
@@ -100,8 +102,32 @@ def vocabulary_results(device: str) -> Results:
     yield "draw", portable_draw(left, seeds, positions)
 
 
+def state_results(device: str) -> Results:
+    if device != "cpu":  # the only one that has these operators
+        return
+    sizes: dict[str, dict[str, int]] = {
+        "convolution": {"channels": 700},
+        "mamba2": {"columns": 80, "rows": 128},
+        "delta rule": {"columns": 128, "rows": 128},
+    }
+    for name, make in LAYERS.items():
+        for dtype in DTYPES:
+            layer = make(90, dtype=dtype, **sizes[name])
+            states = numbers(4, *layer.state, seed=10, dtype=layer.state_dtype)
+            result = layer.run([40, 1, 49], states, [2, 0, 3], [False, True, True])
+            yield f"{name} {dtype}", result
+            yield f"states of {name} {dtype}", states
+    x, gate = (numbers(7, 600, seed=s, dtype=torch.bfloat16, scale=8.0) for s in (11, 12))
+    weight = numbers(600, seed=13)
+    yield "gated norm", portable_gated_rms_norm(x, gate, weight, group_size=150)
+    yield "norm before gate", portable_gated_rms_norm(x, gate, weight, norm_before_gate=True)
+
+
 def digests(device: str = "cpu") -> dict[str, str]:
-    parts = (function_results, norm_results, rotary_results, attention_results, vocabulary_results)
+    parts = (
+        *(function_results, norm_results, rotary_results, attention_results, vocabulary_results),
+        state_results,
+    )
     return {
         name: hashlib.sha256(bits(result).cpu().numpy().tobytes()).hexdigest()
         for part in parts

@@ -120,6 +120,13 @@ def log(x: Floats) -> Floats:
     return np.where(x >= 0, y, np.float32(np.nan)).astype(np.float32)
 
 
+def softplus(x: Floats) -> Floats:
+    e = exp(-np.abs(x))
+    u = np.float32(1) + e
+    rest = log(u) + (e - (u - np.float32(1))) / u
+    return np.where(x > 0, x, np.float32(0)) + rest
+
+
 def tanh(x: Floats) -> Floats:
     a = np.abs(x)
     z = a * a

@@ -8,6 +8,7 @@ import torch
 from tests.kernels.attention.portable_attention_cases import make_case
 from tests.kernels.logits.seen_token_cases import int32
 from tests.kernels.portable_cases import assert_same, numbers
+from tests.kernels.states.states_cases import convolution, delta_rule, mamba2
 from vllm.fork_kernels.portable.attention import attention_cache_shape
 from vllm.fork_kernels.portable.functions import Function, portable_gated
 from vllm.fork_kernels.portable.logits import portable_log_softmax
@@ -18,6 +19,28 @@ from vllm.fork_kernels.portable.sampling import portable_draw, portable_filter
 ROWS, SIZE = 4, 64
 
 
+def state_arguments() -> dict[str, tuple[Any, ...]]:
+    requests = (int32([1]), int32([0, 20]), torch.tensor([True]))
+    conv, scan, rule = (make(20, dtype=torch.float32) for make in (convolution, mamba2, delta_rule))
+    x, dt, b, c = scan.tokens.values()
+    a_log, d, dt_bias = scan.parameters.values()
+    states = [torch.zeros(2, *layer.state) for layer in (conv, scan, rule)]
+    return {
+        "portable_causal_conv": (
+            *(*conv.tokens.values(), *conv.parameters.values()),
+            *(states[0], *requests, True),
+        ),
+        "portable_mamba2_scan": (
+            *(x, dt, a_log, b, c, d, dt_bias, states[1], *requests),
+            *(0.0, 1.0),
+        ),
+        "portable_gated_delta_rule": (
+            *(*rule.tokens.values(), *rule.parameters.values()),
+            *(states[2], *requests, 0.25, True),
+        ),
+    }
+
+
 def op_arguments() -> dict[str, tuple[Any, ...]]:
     x = numbers(ROWS, SIZE, seed=1, dtype=torch.bfloat16)
     case = make_case(20)
@@ -25,6 +48,8 @@ def op_arguments() -> dict[str, tuple[Any, ...]]:
     positions = torch.arange(20)
     ones = torch.ones(ROWS)
     return {
+        **state_arguments(),
+        "portable_gated_rms_norm": (x, x, None, 1e-6, SIZE, False, "silu"),
         "portable_map": (x, "silu"),
         "portable_gated": (x, "gelu"),
         "portable_norm": (x, x.clone(), x[0].clone(), None, 1e-6, 0.0, False),

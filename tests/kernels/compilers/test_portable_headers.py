@@ -15,6 +15,7 @@ PROGRAM = """
 #include "portable/number_formats.h"
 #include "portable/ordered_key.h"
 #include "portable/rotary.h"
+#include "portable/states.h"
 #include "portable/vocabulary.h"
 
 using namespace vllm_fork;
@@ -33,6 +34,11 @@ __global__ void functions(float* x) {
   x[16] = static_cast<float>(ordered_key(x[16])) / square_root(x[17]);
   rotary_entry(static_cast<int64_t>(x[18]), x[19], 1.0, x + 20, x + 21);
   rotate_pair(x + 22, x + 23, x[20], x[21]);
+}
+
+__global__ void states(float* x) {
+  const float decay = state_decay(time_step(x[0], x[1], x[2], x[3]));
+  x[4] = next_state(x[4], decay, reciprocal_length(x[5]), correction(x[6], x[7], decay, x[8]));
 }
 
 __global__ void attention(float* x, int32_t* n) {
