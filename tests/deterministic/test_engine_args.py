@@ -48,6 +48,12 @@ def test_auto_is_the_models_own_dtype() -> None:
         ({"hf_compat": "exact"}, r"does not go with hf_compat=\"exact\".*hf_compat=True goes"),
         ({"quantization": "fp8"}, "does not go with quantization='fp8', since quantised weights"),
         ({"kv_cache_dtype": "fp8"}, "does not go with kv_cache_dtype='fp8'"),
+        (
+            {"mamba_cache_dtype": "float32"},
+            "with mamba_cache_dtype='float32', since the last inputs",
+        ),
+        ({"mamba_ssm_cache_dtype": "bfloat16"}, "since states of recurrences are kept in float32"),
+        ({"use_replayssm": True}, "with use_replayssm=True, since states are kept"),
         ({"pipeline_parallel_size": 2}, "does not go with pipeline_parallel_size=2"),
         ({"enable_expert_parallel": True}, "does not go with enable_expert_parallel=True"),
         ({"fully_sharded_loras": True}, "with fully_sharded_loras=True, since it splits"),

@@ -18,7 +18,9 @@ from transformers import (
     Qwen3Config,
 )
 
+from tests.deterministic.states_models import CHANGES, config_of
 from tests.twin.cases import finding_of
+from vllm.deterministic.states import mamba2
 from vllm.hf_layers import replacement
 from vllm.model_executor.layers.attention import Attention
 from vllm.twin import examination, transformers_side
@@ -129,6 +131,22 @@ def test_in_float32_they_round_otherwise() -> None:
 def test_deterministic_mode_has_the_bits_of_an_attached_model() -> None:
     config = LlamaConfig(num_key_value_heads=8, num_attention_heads=32)
     assert finding_of(config, "bfloat16", deterministic=True).agreement == "bits"
+
+
+def test_deterministic_layers_with_states_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own layers have the gate of Falcon-H1 before the norm, whatever its field says."""
+    config = config_of("falcon_h1, gated norm")
+    assert finding_of(config).agreement == "differs"
+    assert finding_of(config, "bfloat16", deterministic=True).agreement == "rounding"
+    other = mamba2._FORMULAS["falcon_h1"]._replace(norm_first="")
+    monkeypatch.setitem(mamba2._FORMULAS, "falcon_h1", other)
+    assert finding_of(config, "bfloat16", deterministic=True).agreement == "differs"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CHANGES)
+def test_deterministic_layers_with_states_are_those_of_transformers(name: str) -> None:
+    assert finding_of(config_of(name), "bfloat16", deterministic=True).agreement == "rounding"
 
 
 @pytest.mark.parametrize(

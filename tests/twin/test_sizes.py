@@ -23,11 +23,13 @@ from transformers import (
     Qwen3NextConfig,
 )
 
+from tests.deterministic.states_models import CHANGES, config_of
 from vllm.twin.sizes import (
     LONGEST_TEXT,
     ORIGINAL_LENGTH,
     WINDOW,
     has_experts,
+    has_states,
     limits_of_texts,
     passed_lengths,
     with_small_sizes,
@@ -126,6 +128,17 @@ def test_epsilons_are_not_lost_beside_activations(epsilon: float, expected: floa
 )
 def test_experts(config: PreTrainedConfig, expected: bool) -> None:
     assert has_experts(config.to_dict()) == expected
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_states(name: str) -> None:
+    assert has_states(config_of(name).to_dict())
+    assert has_states({"text_config": config_of(name).to_dict()})
+
+
+@pytest.mark.parametrize("config", [LlamaConfig(), DeepseekV3Config(), Gemma3Config()])
+def test_no_states(config: PreTrainedConfig) -> None:
+    assert not has_states(config.to_dict())
 
 
 def test_texts_pass_windows_and_trained_lengths_if_those_of_the_engine_do() -> None:

@@ -67,6 +67,7 @@ def _prepare_portable(args: EngineArgs, flags: ForkFlags) -> None:
             "deterministic=True multiplies with 15 bits of each number, fewer than float32 has: "
             'use dtype="bfloat16" or dtype="float16".'
         )
+    args.mamba_ssm_cache_dtype = "float32"  # vLLM makes blocks that are large enough
     if args.speculative_config is not None:
         args.async_scheduling = False  # each position waits for the last one's token, on the host
     if current_platform.is_cuda():
@@ -178,6 +179,15 @@ def _excluded(args: EngineArgs, flags: ForkFlags) -> dict[str, tuple[object, str
             args.kv_cache_dtype != "auto",
             "keys and values are kept as integers of 16 bits",
         ),
+        f"mamba_cache_dtype={args.mamba_cache_dtype!r}": (
+            args.mamba_cache_dtype != "auto",
+            "the last inputs of convolutions are kept in the model's dtype",
+        ),
+        f"mamba_ssm_cache_dtype={args.mamba_ssm_cache_dtype!r}": (
+            args.mamba_ssm_cache_dtype not in ("auto", "float32"),
+            "states of recurrences are kept in float32",
+        ),
+        "use_replayssm=True": (args.use_replayssm, "states are kept, and not inputs"),
         f"pipeline_parallel_size={args.pipeline_parallel_size}": (
             args.pipeline_parallel_size > 1,
             "it is not tested",

@@ -121,6 +121,7 @@ ROWS: dict[str, ModelFacts] = {
     ),
     "ministral3": ModelFacts(definition="ministral3"),
     "mixtral": ModelFacts(mixture="plain"),
+    "olmo_hybrid": ModelFacts(definition="olmo_hybrid"),
     "olmoe": ModelFacts(has_constant_epsilon=True, mixture="plain"),
     "opt": ModelFacts(scales_query=True),
     "phimoe": ModelFacts(definition="phimoe", renamed={"PhimoeForCausalLM": "PhiMoEForCausalLM"}),

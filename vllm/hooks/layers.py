@@ -8,12 +8,15 @@ from torch import nn
 
 from vllm.fork.flags.fork_flags import ForkFlags
 from vllm.fork.startup.checkpoint_files import use_hf_files
+from vllm.fork.startup.triton_allocator import accept_allocators
 from vllm.hf_layers.definition.formulas import use_hf_formulas
 from vllm.hf_layers.replacement import use_hf_layers
 from vllm.hf_layers.report.report import check_layers
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+accept_allocators()  # every process that makes a model imports this module before
 
 
 def prepare_layers(model: nn.Module, vllm_config: VllmConfig) -> None:

@@ -79,6 +79,8 @@ PER_LAYER = "per_layer_config"
 
 PARTS = ("text_config", "vision_config", "audio_config", "llm_config", "thinker_config")
 
+_CONVOLUTIONS = ("conv_kernel", "mamba_d_conv", "linear_conv_kernel_dim", "conv_L_cache")
+
 
 def with_small_sizes(fields: Mapping[str, Any], max_model_len: int) -> Fields:
     """Return a configuration with small sizes in the same proportions.
@@ -226,6 +228,17 @@ def has_experts(fields: Mapping[str, Any]) -> bool:
         has_experts(value)
         if isinstance(value, Mapping)
         else "expert" in str(name) and isinstance(value, int) and value > 1
+        for name, value in fields.items()
+    )
+
+
+def has_states(fields: Mapping[str, Any]) -> bool:
+    """Return whether layers keep a state in the place of keys and values, in any part of a model.
+
+    All of them have a convolution over the last tokens.
+    """
+    return any(
+        has_states(value) if isinstance(value, Mapping) else name in _CONVOLUTIONS
         for name, value in fields.items()
     )
 

@@ -168,13 +168,15 @@ class Outcome:
 
     Attributes:
         engine: the logits of each text, [steps, vocab_size].
-        transformers: likewise, in the same dtype.
+        transformers: likewise.
+        dtype: of the models. Logits of deterministic mode are float32 whatever it is.
         precise: likewise in float64; None if Transformers' class has no such mode, or nobody needs
             it.
     """
 
     engine: list[Steps]
     transformers: list[Steps]
+    dtype: torch.dtype
     precise: list[Steps] | None = None
 
     @property
@@ -192,13 +194,13 @@ class Outcome:
         """
         if self.is_equal:
             return True
-        limit = _limit(self.engine[0].dtype)
+        limit = _limit(self.dtype)
         wanted = self.precise or self.transformers
         for engine, transformers, precise in zip(
             self.engine, self.transformers, wanted, strict=True
         ):
             apart, own = _errors(engine, precise), _errors(transformers, precise)
-            least = self.spread * torch.finfo(engine.dtype).eps * _MIN_ROUNDING
+            least = self.spread * torch.finfo(self.dtype).eps * _MIN_ROUNDING
             if not bool((apart <= limit * own.clamp(min=least)).all()):
                 return False
         return True
@@ -264,9 +266,9 @@ def compute(twin: Twin, folder: Path, setting: EngineSetting, is_precise: bool =
             own = by_transformers(dtype)
         except (ValueError, InexactOperationError):  # `attach` does not take the model
             own = by_transformers(dtype, is_attached=False)
-    if not is_precise or Outcome(logits, own).is_equal:
-        return Outcome(logits, own)
+    if not is_precise or Outcome(logits, own, dtype).is_equal:
+        return Outcome(logits, own, dtype)
     try:
-        return Outcome(logits, own, by_transformers(torch.float64))
+        return Outcome(logits, own, dtype, by_transformers(torch.float64))
     except (RuntimeError, ValueError):  # an operator without float64
-        return Outcome(logits, own)
+        return Outcome(logits, own, dtype)

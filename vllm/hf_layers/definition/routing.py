@@ -23,6 +23,12 @@ def use_corrections(model: nn.Module) -> None:
             router.custom_routing_function = partial(_route, router)
 
 
+def is_corrected(router: CPURouter) -> bool:
+    """Return whether the function by which a router chooses is the one of `use_corrections`."""
+    own = router.custom_routing_function
+    return isinstance(own, partial) and own.func is _route
+
+
 def _is_left_out(router: CPURouter) -> bool:
     if router.use_grouped_topk or router.custom_routing_function is not None:
         return False

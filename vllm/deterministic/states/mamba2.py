@@ -1,0 +1,157 @@
+"""The mixer of Mamba 2; see ``docs/numerics/states.md``.
+
+Source: ``torch_forward`` of the mixers in Transformers, whose formula each type of models has.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from vllm.deterministic.states.cache import StateForm, last_inputs, metadata_of, use_states
+from vllm.deterministic.states.convolution import convolve
+from vllm.deterministic.states.gated_norm import GatedNorm, use_gated_norm
+from vllm.deterministic.states.metadata import StatesMetadata
+from vllm.fork_kernels.portable.states import portable_mamba2_scan
+from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
+from vllm.model_executor.model_loader.weight_utils import sharded_weight_loader
+from vllm.model_executor.utils import set_weight_attrs
+
+
+class _Formula(NamedTuple):
+    """What differs between types of models, as Transformers has it.
+
+    Attributes:
+        limits: field of the configuration with both limits of the time step.
+        least: field with the lower limit alone.
+        has_groups: whether the norm is over the heads of a group.
+        norm_first: field that says whether the norm comes before the gate.
+        epsilon: of the norm; None for that of the layer.
+    """
+
+    limits: str = ""
+    least: str = ""
+    has_groups: bool = False
+    norm_first: str = ""
+    epsilon: float | None = None
+
+
+_FORMULAS = {
+    "mamba2": _Formula(limits="time_step_limit"),
+    "granitemoehybrid": _Formula(limits="time_step_limit"),
+    "falcon_h1": _Formula(
+        limits="time_step_limit", has_groups=True, norm_first="mamba_norm_before_gate"
+    ),
+    "zamba2": _Formula(least="time_step_min", has_groups=True, epsilon=1e-5),
+    "nemotron_h": _Formula(least="time_step_min", has_groups=True),
+}
+"""By the ``model_type`` of a configuration."""
+
+
+def objection(layer: MambaMixer2) -> str | None:
+    """Return why a mixer cannot be computed; None if it can."""
+    if layer.model_config.hf_text_config.model_type not in _FORMULAS:
+        return "the mixer of this type of models is not specified"
+    if layer.activation not in ("silu", "swish"):
+        return f"the activation {layer.activation} of its convolution is not specified"
+    return None
+
+
+def use_mixer(layer: MambaMixer2) -> None:
+    """Let a mixer, which is not loaded yet, compute with portable bits."""
+    config = layer.model_config.hf_text_config
+    formula = _FORMULAS[config.model_type]
+    _keep_logarithm(layer)
+    columns = layer.intermediate_size
+    use_gated_norm(
+        layer.norm,
+        GatedNorm(
+            layer.norm.variance_epsilon if formula.epsilon is None else formula.epsilon,
+            columns // layer.n_groups if formula.has_groups else columns,
+            bool(formula.norm_first and getattr(config, formula.norm_first)),
+        ),
+    )
+    use_states(
+        layer,
+        [
+            last_inputs(layer.conv_kernel_size, layer.conv_dim, layer.model_config.dtype),
+            StateForm((layer.num_heads, layer.ssm_state_size, layer.head_dim), torch.float32),
+        ],
+    )
+    layer.forward = partial(_forward, layer, _limits(config, formula))
+
+
+def _keep_logarithm(layer: MambaMixer2) -> None:
+    """Let ``A`` be what the checkpoint has, its logarithm: vLLM's loader takes PyTorch's
+    exponential, whose bits differ between machines.
+    """
+    del layer.A.weight_loader
+    set_weight_attrs(layer.A, {"weight_loader": sharded_weight_loader(0)})
+
+
+def _limits(config: Any, formula: _Formula) -> tuple[float, float]:
+    if formula.least:
+        return float(getattr(config, formula.least)), math.inf
+    least, most = getattr(config, formula.limits)
+    return float(least), float(most)
+
+
+def _forward(
+    layer: MambaMixer2,
+    limits: tuple[float, float],
+    hidden_states: torch.Tensor,
+    mup_vector: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """As ``MambaMixer2.forward``: hidden_states and the result are [num_tokens, hidden_size]."""
+    projected, _ = layer.in_proj(hidden_states)
+    if mup_vector is not None:
+        projected = projected * mup_vector
+    sizes = [layer.intermediate_size, layer.conv_dim, layer.num_heads]
+    gate, mixed, dt = projected.split(sizes, dim=-1)
+    metadata = metadata_of(layer)
+    if metadata is None:
+        scanned = torch.zeros_like(gate)
+    else:
+        scanned = _scan(layer, limits, metadata, mixed, dt)
+    output, _ = layer.out_proj(layer.norm(scanned, gate))
+    return output
+
+
+def _scan(
+    layer: MambaMixer2,
+    limits: tuple[float, float],
+    metadata: StatesMetadata,
+    mixed: torch.Tensor,
+    dt: torch.Tensor,
+) -> torch.Tensor:
+    """Return what the recurrence makes of a step, [num_tokens, intermediate_size].
+
+    Args:
+        layer: the mixer.
+        limits: of the time step.
+        metadata: of the step.
+        mixed: [num_tokens, conv_dim], x, B and C before the convolution.
+        dt: [num_tokens, heads].
+    """
+    inputs, states = layer.kv_cache
+    mixed = convolve(layer.conv1d, mixed, inputs, metadata, "silu")
+    groups = layer.groups_ssm_state_size
+    x, b, c = mixed.split([layer.intermediate_size, groups, groups], dim=-1)
+    scanned = portable_mamba2_scan(
+        x.unflatten(-1, (layer.num_heads, layer.head_dim)),
+        dt,
+        layer.A.data,
+        b.unflatten(-1, (layer.n_groups, layer.ssm_state_size)),
+        c.unflatten(-1, (layer.n_groups, layer.ssm_state_size)),
+        layer.D.data,
+        layer.dt_bias.data,
+        states,
+        metadata.slots,
+        metadata.query_start_loc,
+        metadata.has_state,
+        dt_limits=limits,
+    )
+    return scanned.flatten(1)

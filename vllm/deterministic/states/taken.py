@@ -1,0 +1,91 @@
+"""Which layers with states have portable bits, and why others have not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import nn
+
+from vllm.deterministic.refusal import refusal
+from vllm.deterministic.states.convolution import ConvolutionMethod
+from vllm.deterministic.states.delta_net import objection as objection_to_net
+from vllm.deterministic.states.delta_net import use_olmo_net, use_qwen_net
+from vllm.deterministic.states.mamba2 import objection as objection_to_mixer
+from vllm.deterministic.states.mamba2 import use_mixer
+from vllm.deterministic.states.metadata import StatesBackend
+from vllm.deterministic.states.short_conv import use_short_conv
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.mamba.gdn.olmo_gdn_linear_attn import (
+    OlmoHybridGatedDeltaNetAttention,
+)
+from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
+from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
+from vllm.model_executor.layers.mamba.short_conv import ShortConv
+from vllm.platforms import current_platform
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+class _Kind(NamedTuple):
+    """A class of layers.
+
+    Attributes:
+        use: lets one compute with portable bits.
+        convolution: the attribute that holds the weight of its convolution.
+        objection: says why one cannot; None if it can.
+    """
+
+    use: Callable[[Any], None]
+    convolution: str = "conv1d"
+    objection: Callable[[Any], str | None] = lambda layer: None
+
+
+_KINDS: dict[type[nn.Module], _Kind] = {
+    MambaMixer2: _Kind(use_mixer, objection=objection_to_mixer),
+    QwenGatedDeltaNetAttention: _Kind(use_qwen_net, objection=objection_to_net),
+    OlmoHybridGatedDeltaNetAttention: _Kind(use_olmo_net, objection=objection_to_net),
+    ShortConv: _Kind(use_short_conv, "conv"),
+}
+"""By exact class: a subclass may compute something else."""
+
+
+def use_portable_states(name: str, layer: Any, vllm_config: VllmConfig) -> None:
+    """Give a layer with states, which is not loaded yet, portable bits.
+
+    Args:
+        name: of the layer.
+        layer: a ``MambaBase``.
+        vllm_config: of the engine.
+
+    Raises:
+        ValueError: it cannot have them; the sentence names it.
+    """
+    if layer.get_attn_backend() is StatesBackend:
+        return
+    kind = _KINDS.get(type(layer))
+    if kind is None:
+        raise refusal(name, layer, "states of this kind of layer are not specified")
+    for reason, is_given in _objections(vllm_config).items():
+        if is_given:
+            raise refusal(name, layer, reason)
+    if (objection := kind.objection(layer)) is not None:
+        raise refusal(name, layer, objection)
+    convolution = getattr(layer, kind.convolution)
+    if type(convolution.quant_method) is not UnquantizedLinearMethod:
+        raise refusal(name, layer, "its convolution is quantised")
+    convolution.quant_method = ConvolutionMethod()
+    kind.use(layer)
+
+
+def _objections(vllm_config: VllmConfig) -> dict[str, bool]:
+    """Return what no layer with states has, and whether the engine asks for it."""
+    return {
+        "states are computed on CPUs alone": not current_platform.is_cpu(),
+        "its states are not split between ranks": (
+            vllm_config.parallel_config.tensor_parallel_size > 1
+        ),
+        "a rejected draft would stay in its states": vllm_config.speculative_config is not None,
+        "adapters of models with states are not tested": vllm_config.lora_config is not None,
+    }
