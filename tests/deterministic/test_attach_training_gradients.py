@@ -9,8 +9,10 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from tests.deterministic.models import padded, random_model, token_ids
+from benchmarks.architectures.cases import Case
+from tests.deterministic.models import padded, random_model, random_weights, token_ids
 from tests.deterministic.test_attach_training import NO_DROPOUT
+from tools.definitions.bases import base_of
 from vllm.deterministic import attach, token_log_probs
 from vllm.deterministic.attached.attention import Scoring
 from vllm.deterministic.attached.gradients.attention import attention
@@ -64,6 +66,30 @@ def test_errors_are_about_those_of_transformers(shape: str) -> None:
     assert sorted(ours.values())[len(ours) // 2] < sorted(theirs.values())[len(theirs) // 2]
 
 
+@pytest.mark.parametrize(
+    "name", ["gpt_oss", "glm4_moe", "cohere", "granitemoe", "qwen2_moe", "deepseek_v2"]
+)
+def test_errors_of_other_layers(name: str) -> None:
+    """Sinks and clamped experts, sigmoids of routers, neighbours in pairs, gates of experts."""
+
+    def model(dtype: torch.dtype) -> Any:
+        config = Case(base_of(name)).config
+        config.num_hidden_layers = 2
+        made = random_weights(config, torch.bfloat16).to(dtype)
+        made.set_experts_implementation("eager")
+        made.set_attn_implementation("eager")
+        return made
+
+    rows = [row % 300 for row in ROWS]
+    exact = gradients(model(torch.float64).train(), rows)
+    theirs = errors(gradients(model(torch.bfloat16).train(), rows), exact)
+    attached = attach(model(torch.bfloat16), training=True)
+    ours = errors(gradients(attached.train(), rows), exact)
+    middle = len(ours) // 2
+    assert sorted(ours.values())[middle] < 1.1 * sorted(theirs.values())[middle]
+    assert max(ours.values()) < 2 * max(theirs.values())
+
+
 @pytest.mark.parametrize("shape", ["llama", "gemma2-2b", "gpt2"])
 def test_padding_changes_no_gradient_but_the_order_of_sums(shape: str) -> None:
     model = attach(random_model(shape, **NO_DROPOUT.get(shape, {})), training=True).train()
@@ -78,12 +104,13 @@ def test_padding_changes_no_gradient_but_the_order_of_sums(shape: str) -> None:
     assert max(errors(together, alone).values()) < 0.02
 
 
+@pytest.mark.parametrize("has_sinks", [False, True])
 @pytest.mark.parametrize(
     ("window", "soft_cap", "start", "end"),
     [(0, 0.0, 0, 30), (7, 0.0, 5, 30), (0, 2.0, 0, 30), (7, 2.0, 5, 26), (0, 0.0, 5, 26)],
 )
 def test_attention_has_the_gradient_of_its_formula(
-    window: int, soft_cap: float, start: int, end: int
+    window: int, soft_cap: float, start: int, end: int, has_sinks: bool
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     shapes = ((2, 4, 30, 16), (2, 2, 30, 16), (2, 2, 30, 16))
@@ -91,11 +118,14 @@ def test_attention_has_the_gradient_of_its_formula(
         torch.randn(shape, generator=generator).bfloat16().requires_grad_() for shape in shapes
     ]
     layout = Layout(torch.tensor([0, start]), torch.tensor([30, end]), 0, 30, 30, window or 30)
-    one, two, three = inputs
-    result = attention(one, two, three, layout, Scoring(0.25, window, soft_cap))
+    if has_sinks:
+        inputs.append(torch.randn(4, generator=generator).bfloat16().requires_grad_())
+    one, two, three, *sinks = inputs
+    result = attention(one, two, three, layout, Scoring(0.25, window, soft_cap), *sinks)
     factors = torch.randn(result.shape, generator=generator)
     found = torch.autograd.grad((result * factors).sum(), inputs)
-    query, key, value = wide = [one.detach().double().requires_grad_() for one in inputs]
+    wide = [one.detach().double().requires_grad_() for one in inputs]
+    query, key, value, *sinks = wide
     scores = query @ key.repeat_interleave(2, 1).mT * 0.25
     if soft_cap:
         scores = (scores / soft_cap).tanh() * soft_cap
@@ -104,13 +134,16 @@ def test_attention_has_the_gradient_of_its_formula(
     seen = torch.stack(
         (seen | (distance == 0), (distance >= 0) & (distance < (window or 30)))
     ).flip(0)
-    weights = scores.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
+    scores = scores.masked_fill(~seen[:, None], -torch.inf)
+    if has_sinks:
+        scores = torch.cat((scores, sinks[0].view(1, 4, 1, 1).expand(2, 4, 30, 1)), dim=-1)
+    weights = scores.softmax(-1)[..., :30]
     expected = (weights @ value.repeat_interleave(2, 1)).transpose(1, 2) * factors
     is_padding = (torch.arange(30) < start) | (torch.arange(30) >= end)
     expected[1, is_padding] = 0
     for ours, exact in zip(found, torch.autograd.grad(expected.sum(), wide), strict=True):
         assert (ours - exact).norm() < 0.01 * exact.norm()
-    assert not any(gradient[1, :, is_padding].any() for gradient in found)
+    assert not any(gradient[1, :, is_padding].any() for gradient in found[:3])
 
 
 def test_log_probs_after_temperature_top_k_and_top_p() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 import torch
@@ -15,8 +16,9 @@ from tests.deterministic import experts_reference as reference
 from tests.kernels.portable_cases import as_floats, assert_same, bits, numbers
 from tools.make_random_model import make_random_model
 from vllm.deterministic.equalisation import exponents_of_columns, exponents_of_rows
-from vllm.deterministic.mixtures.experts import PackedExperts, weighted_sums
-from vllm.deterministic.mixtures.routing import route
+from vllm.deterministic.mixtures.activation import ClampedGate, ExpertActivation, Gate
+from vllm.deterministic.mixtures.experts import PackedExperts, weighted_sums, with_biases
+from vllm.deterministic.mixtures.routing import Routing, route
 from vllm.fork_kernels.portable.functions import Function
 from vllm.fork_kernels.portable.product import pack_weight, sum_partials
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 HIDDEN, INTERMEDIATE, NUM_EXPERTS, CHOSEN = 96, 64, 5, 3
 DTYPES = (torch.bfloat16, torch.float16)
+SILU = Gate(Function.SILU)
 
 
 def router_logits(rows: int, dtype: torch.dtype, experts: int = NUM_EXPERTS) -> torch.Tensor:
@@ -42,7 +45,11 @@ def parameters(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def packed(
-    dtype: torch.dtype, function: Function = Function.SILU, ranks: int = 1, rank: int = 0
+    dtype: torch.dtype,
+    activation: ExpertActivation = SILU,
+    ranks: int = 1,
+    rank: int = 0,
+    bias: torch.Tensor | None = None,
 ) -> PackedExperts:
     """What a rank has of the experts; their exponents are those of whole weights."""
     gate_up, down = parameters(dtype)
@@ -54,51 +61,106 @@ def packed(
     return PackedExperts(
         [pack_weight(w, e) for w, e in zip(torch.cat(rows, dim=1), first, strict=True)],
         [pack_weight(w, e.contiguous(), parts=ranks) for w, e in zip(columns, second, strict=True)],
-        function,
+        activation,
+        bias,
     )
 
 
 # --- routing --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("has_corrections", [False, True])
+@pytest.mark.parametrize("groups", [(1, 1), (6, 2)])
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("is_renormalised", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, *DTYPES], ids=str)
-def test_routing(dtype: torch.dtype, is_renormalised: bool) -> None:
-    logits = router_logits(40, dtype, experts=17)
+def test_routing(
+    dtype: torch.dtype,
+    is_renormalised: bool,
+    scoring: Literal["softmax", "sigmoid"],
+    groups: tuple[int, int],
+    has_corrections: bool,
+) -> None:
+    logits = router_logits(40, dtype, experts=18)
     logits[0, 4] = torch.inf
     logits[1, 3:6] = torch.nan
     logits[2] = -torch.inf
     logits[3] = 1.0
-    weights, indices = route(logits, 6, is_renormalised=is_renormalised)
-    rows = [reference.route(row, 6, is_renormalised=is_renormalised) for row in as_floats(logits)]
+    logits[4] = -torch.arange(18).to(dtype) - 20  # scores by sigmoids are below the limit
+    corrections = numbers(18, seed=4, scale=0.5) if has_corrections else None
+    factor = 2.5 if scoring == "sigmoid" else 1.0
+    routing = Routing(6, is_renormalised, scoring, *groups, factor)
+    weights, indices = route(logits, routing, corrections)
+    rows = [
+        reference.route(
+            row,
+            6,
+            is_renormalised=is_renormalised,
+            scoring=scoring,
+            corrections=None if corrections is None else corrections.numpy(),
+            groups=groups,
+            factor=factor,
+        )
+        for row in as_floats(logits)
+    ]
     assert indices.tolist() == [chosen for _, chosen in rows]
     expected = torch.stack([torch.from_numpy(row) for row, _ in rows])
     is_nan = expected.isnan()
     assert torch.equal(weights.isnan(), is_nan)  # whose bits no later operation keeps
     assert_same(weights[~is_nan], expected[~is_nan])
-    assert bool((weights[3:].sum(-1) <= 1 + 1e-6).all())
-    assert indices[3].tolist() == list(range(6))
+    if is_renormalised or scoring == "softmax":
+        assert bool((weights[3:].sum(-1) <= factor * (1 + 1e-6)).all())
+    if not has_corrections and groups == (1, 1):
+        assert indices[3].tolist() == list(range(6))
+
+
+def test_groups_and_corrections_choose_other_experts() -> None:
+    """The reference would notice if they did nothing."""
+    logits = router_logits(40, torch.float32, experts=18)
+    corrections = numbers(18, seed=4, scale=0.5)
+    plain, grouped = Routing(6, scoring="sigmoid"), Routing(6, True, "sigmoid", 6, 2)
+    found = [
+        route(logits, plain)[1],
+        route(logits, plain, corrections)[1],
+        route(logits, grouped)[1],
+        route(logits, grouped, corrections)[1],
+    ]
+    assert not any(torch.equal(one, other) for one, other in combinations(found, 2))
 
 
 # --- experts --------------------------------------------------------------------------------------
-@pytest.mark.parametrize("function", [Function.SILU, Function.GELU_TANH])
+@pytest.mark.parametrize("has_biases", [False, True])
+@pytest.mark.parametrize(
+    ("name", "activation"),
+    [("silu", SILU), ("gelu_tanh", Gate(Function.GELU_TANH)), ("clamped", ClampedGate())],
+)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_reference(dtype: torch.dtype, function: Function) -> None:
+def test_the_reference(
+    dtype: torch.dtype, name: str, activation: ExpertActivation, has_biases: bool
+) -> None:
     x = numbers(9, HIDDEN, seed=7, dtype=dtype, scale=4.0)
     x[1] = 0
     x[2] *= 2.0**-13
-    weights, indices = route(router_logits(9, dtype), CHOSEN, is_renormalised=True)
-    actual = weighted_sums(packed(dtype, function).outputs(x, indices), weights, dtype)
+    biases = (
+        numbers(NUM_EXPERTS, 2 * INTERMEDIATE, seed=12, dtype=dtype),
+        numbers(NUM_EXPERTS, HIDDEN, seed=13, dtype=dtype),
+    )
+    own = biases if has_biases else (None, None)
+    weights, indices = route(router_logits(9, dtype), Routing(CHOSEN))
+    outputs = packed(dtype, activation, bias=own[0]).outputs(x, indices)
+    actual = weighted_sums(with_biases(outputs, indices, own[1]), weights, dtype)
     gate_up, down = (as_floats(weight) for weight in parameters(dtype))
-    name = str(dtype).removeprefix("torch.")
+    as_numbers = (as_floats(biases[0]), as_floats(biases[1])) if has_biases else None
     for i, row in enumerate(as_floats(x)):
-        chosen = indices[i].tolist()
-        expected = reference.mixture(row, weights[i].numpy(), chosen, gate_up, down, function, name)
+        expected = reference.mixture(
+            *(row, weights[i].numpy(), indices[i].tolist(), gate_up, down, name),
+            *(str(dtype).removeprefix("torch."), as_numbers),
+        )
         assert_same(actual[i], torch.from_numpy(expected).to(dtype))
 
 
 def test_the_order_matters() -> None:
     """The reference would notice experts that are added in another order."""
     x = numbers(64, HIDDEN, seed=8, dtype=torch.bfloat16, scale=4.0)
-    weights, indices = route(router_logits(64, torch.bfloat16), CHOSEN, is_renormalised=True)
+    weights, indices = route(router_logits(64, torch.bfloat16), Routing(CHOSEN))
     outputs = packed(torch.bfloat16).outputs(x, indices)
     ranked = weighted_sums(outputs.clone(), weights, torch.float32)
     reversed_ = weighted_sums(outputs.flip(1), weights.flip(1), torch.float32)
@@ -109,7 +171,7 @@ def test_the_order_matters() -> None:
 def test_tokens_alone_and_together() -> None:
     experts = packed(torch.bfloat16)
     x = numbers(50, HIDDEN, seed=9, dtype=torch.bfloat16, scale=4.0)
-    _, indices = route(router_logits(50, torch.bfloat16), CHOSEN, is_renormalised=False)
+    _, indices = route(router_logits(50, torch.bfloat16), Routing(CHOSEN, False))
     together = experts.outputs(x, indices)
     for i in range(50):
         assert_same(experts.outputs(x[i : i + 1], indices[i : i + 1]), together[i : i + 1])
@@ -120,7 +182,7 @@ def test_tokens_alone_and_together() -> None:
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_experts_that_ranks_share(ranks: int) -> None:
     x = numbers(21, HIDDEN, seed=10, dtype=torch.bfloat16, scale=4.0)
-    _, indices = route(router_logits(21, torch.bfloat16), CHOSEN, is_renormalised=True)
+    _, indices = route(router_logits(21, torch.bfloat16), Routing(CHOSEN))
     parts = [packed(torch.bfloat16, ranks=ranks, rank=i).outputs(x, indices) for i in range(ranks)]
     whole = sum_partials(torch.stack(parts).flatten(1, 2)).view_as(parts[0])
     assert_same(whole, packed(torch.bfloat16).outputs(x, indices))
@@ -153,18 +215,6 @@ def mixture(**arguments: Any) -> Any:
     return model["experts"]
 
 
-@pytest.fixture
-def configured(one_rank: None) -> Iterator[Any]:
-    from tests.engines import MODEL
-    from vllm.config import set_current_vllm_config
-    from vllm.engine.arg_utils import EngineArgs
-
-    args = EngineArgs(str(MODEL), dtype="bfloat16", deterministic=True)
-    config = args.create_engine_config()
-    with set_current_vllm_config(config):
-        yield config
-
-
 def test_a_layer_of_vllm(configured: Any) -> None:
     from vllm.deterministic.guard import only_exact_operations
     from vllm.forward_context import set_forward_context
@@ -178,7 +228,7 @@ def test_a_layer_of_vllm(configured: Any) -> None:
     logits = router_logits(21, torch.bfloat16)
     with set_forward_context(None, configured), only_exact_operations("a mixture of experts"):
         actual = runner(x, logits)
-    weights, indices = route(logits, CHOSEN, is_renormalised=True)
+    weights, indices = route(logits, Routing(CHOSEN))
     outputs = packed(torch.bfloat16).outputs(x, indices)
     assert_same(actual, weighted_sums(outputs, weights, torch.bfloat16))
 
@@ -186,15 +236,10 @@ def test_a_layer_of_vllm(configured: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ({"use_grouped_topk": True, "num_expert_group": 5, "topk_group": 2}, "groups of experts"),
+        ({"use_grouped_topk": True, "num_expert_group": 5, "topk_group": 2}, "of one expert"),
         ({"custom_routing_function": torch.topk}, "a function of its own"),
-        ({"scoring_func": "sigmoid"}, "weights by sigmoid are not specified"),
-        ({"e_score_correction_bias": torch.zeros(5)}, "correction of the experts' scores"),
-        ({"routed_scaling_factor": 2.5}, "a factor of the experts' weights"),
-        ({"routed_scaling_factor": 2.5, "apply_routed_scale_to_output": True}, "of the sum"),
-        ({"activation": "swigluoai"}, "the activation swigluoai is not specified"),
+        ({"scoring_func": "sqrtsoftplus"}, "weights by sqrtsoftplus are not specified"),
         ({"swiglu_limit": 7.0}, "the activation silu is not specified"),
-        ({"has_bias": True}, "biases of experts"),
         ({"apply_router_weight_on_input": True}, "multiply their inputs"),
     ],
 )

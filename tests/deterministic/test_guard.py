@@ -29,6 +29,8 @@ ALLOWED: dict[str, Callable[[], object]] = {
     "selection": lambda: torch.where(X > 0, X, X[0]).masked_fill(X < -3, 0.0),
     "sums": lambda: X + X - X[0],
     "products": lambda: X * X * 0.5,
+    "products with numbers of no 16 bits": lambda: 0.22 * X * -11.3,
+    "quotients by powers of two": lambda: X / 4 / 0.5,
     "quotients": lambda: X.float() / torch.tensor([3.0]),
     "integers": lambda: torch.arange(5).cumsum(0).sum() // 2,
     "portable": lambda: portable_map(X, Function.SILU),
@@ -53,7 +55,10 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "division by a number": (lambda: X / 3, "by a single number"),
     "division by one tensor": (lambda: X / torch.tensor(3.0), "by a single number"),
     "fused sum": (lambda: torch.add(X, X, alpha=2), "with a factor"),
-    "a number of no 16 bits": (lambda: X * 0.1, "with 0.1, which is no number of torch.bfloat16"),
+    "a sum with a number of no 16 bits": (
+        lambda: X + 0.1,
+        "with 0.1, which is no number of torch.bfloat16",
+    ),
     "a double of no 16 bits": (
         lambda: X * torch.tensor(0.1, dtype=torch.float64),
         "with 0.1, which is no number of torch.bfloat16",
@@ -156,3 +161,14 @@ def test_every_operator_of_deterministic_layers_passes() -> None:
             importlib.import_module(name)
     passing = {one for one in operators_with_tensors() if is_specified(f"vllm_fork::{one}")}
     assert passing == called
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_products_with_numbers_are_those_of_the_specification(dtype: torch.dtype) -> None:
+    """The number is rounded to float32, and not to 16 bits; the product is rounded once more."""
+    x = torch.linspace(-300, 300, 4001).to(dtype)
+    with only_exact_operations("the test"):
+        found = x * 0.22
+    expected = (x.float() * torch.tensor([0.22])).to(dtype)
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, x * torch.tensor([0.22]).to(dtype))

@@ -137,7 +137,7 @@ class PortableAttentionImpl(AttentionImpl[PortableMetadata]):
         self.kv_sharing_target_layer_name = upstream.kv_sharing_target_layer_name
         self.window = layer.sliding_window or 0
         self._soft_cap = float(upstream.logits_soft_cap)
-        self._sinks = upstream.sinks
+        self.sinks = upstream.sinks
         self._slopes = slopes
         self._source = Source()
         self._slots: torch.Tensor | None = None  # of keys that are rotated before they are written
@@ -145,7 +145,7 @@ class PortableAttentionImpl(AttentionImpl[PortableMetadata]):
     @property
     def is_plain(self) -> bool:
         """Whether scores are scaled products and nothing else."""
-        return not self._soft_cap and self._sinks is None and self._slopes is None
+        return not self._soft_cap and self.sinks is None and self._slopes is None
 
     def do_kv_cache_update(
         self,
@@ -226,7 +226,7 @@ class PortableAttentionImpl(AttentionImpl[PortableMetadata]):
             window=self.window,
             soft_cap=self._soft_cap,
             slopes=self._slopes,
-            sinks=None if self._sinks is None else self._sinks.float(),
+            sinks=None if self.sinks is None else self.sinks.float(),
             out=output[:count],
             consumer=self._source.consumer if count == len(output) else None,
         )

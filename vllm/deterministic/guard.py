@@ -7,8 +7,10 @@ so that an operation nobody thought of is found.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -164,7 +166,29 @@ def _objection_to_arithmetic(
     if isinstance(y, torch.Tensor) and y.dim() > 0:
         return None
     if name.startswith("aten::div"):
+        if abs(math.frexp(float(y))[0]) == 0.5:  # a power of two: both are exact
+            return None
         return "by a single number, whose reciprocal some machines multiply with"
-    if x.is_floating_point() and float(torch.tensor(float(y), dtype=x.dtype)) != float(y):
-        return f"with {float(y)}, which is no number of {x.dtype} and would be rounded"
-    return None
+    is_a_number = float(torch.tensor(float(y), dtype=x.dtype)) == float(y)
+    if not x.is_floating_point() or is_a_number:
+        return None
+    is_plain = name.startswith("aten::mul") and not isinstance(y, torch.Tensor)
+    if is_plain and _multiplies_in_float32(x.dtype, x.device.type):
+        return None
+    return f"with {float(y)}, which is no number of {x.dtype} and would be rounded"
+
+
+@cache
+def _multiplies_in_float32(dtype: torch.dtype, device: str) -> bool:
+    """Return whether PyTorch multiplies with a number as specified: the number is the nearest one
+    of float32, the product is in float32, and is rounded to the dtype. All of 16 bits are tried.
+    """
+    if dtype == torch.float32:
+        return True
+    every = torch.arange(1 << 16, dtype=torch.int32, device=device).to(torch.uint16).view(dtype)
+    finite = every[every.isfinite()]
+    for number in (0.1, -11.313708498984761):
+        exact = torch.tensor([number], dtype=torch.float32, device=device)
+        if not torch.equal(finite * number, (finite.float() * exact).to(dtype)):
+            return False
+    return True

@@ -19,27 +19,36 @@ from vllm.deterministic.attention import (
 )
 from vllm.deterministic.decoder import layers_of
 from vllm.deterministic.fusion import Source
+from vllm.deterministic.gates import use_portable_gate
 from vllm.deterministic.linear import PortableEmbeddingMethod, PortableLinearMethod, adds_ranks
 from vllm.deterministic.logits import PortableLogitsProcessor
 from vllm.deterministic.mixtures.method import has_portable_experts, use_portable_experts
+from vllm.deterministic.mixtures.router_layer import use_portable_router_layer
 from vllm.deterministic.mixtures.shared_experts import (
     add_parts_of_shared_experts,
     use_portable_shared_expert,
 )
 from vllm.deterministic.norms import (
+    forward_cohere_layer_norm,
     forward_gemma_rms_norm,
     forward_layer_norm,
+    forward_nemotron_layer_norm,
     forward_rms_norm,
 )
+from vllm.deterministic.parallel_branches import use_portable_sum
 from vllm.deterministic.positions.alibi import portable_slopes
 from vllm.deterministic.positions.rotary import is_rotary, portable_rotation
 from vllm.deterministic.refusal import refusal
+from vllm.deterministic.states.convolution import ConvolutionMethod
+from vllm.deterministic.states.gated_norm import has_portable_gate
 from vllm.deterministic.transformers_backend import portable_hf_module
 from vllm.fork.models.decoder_forward import use_one_operator
 from vllm.fork.models.modules import replace_modules
 from vllm.fork.models.norm_kind import norm_kind
+from vllm.model_executor.custom_op import CustomOp
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.model_executor.layers.fused_moe.router.gate_linear import GateLinear
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm, LayerNorm, RMSNorm
 from vllm.model_executor.layers.linear import (
@@ -47,6 +56,7 @@ from vllm.model_executor.layers.linear import (
     UnquantizedLinearMethod,
 )
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     UnquantizedEmbeddingMethod,
@@ -57,7 +67,7 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl
 from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
 
 _HEAD_SIZES = range(16, 257, 16)
 
@@ -70,6 +80,11 @@ _NORMS: dict[type[nn.Module], Any] = {
     LayerNorm: forward_layer_norm,
     nn.LayerNorm: forward_layer_norm,
 }
+_NORMS_OF_MODELS: dict[str, Any] = {
+    "vllm.model_executor.models.commandr.LayerNorm": forward_cohere_layer_norm,
+    "vllm.model_executor.models.nemotron.NemotronLayerNorm1P": forward_nemotron_layer_norm,
+}
+"""By the names of their classes, whose files import whole models."""
 
 
 def use_portable_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
@@ -85,28 +100,57 @@ def use_portable_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
     _use_portable_embeddings(model, vllm_config)
     add_parts_of_shared_experts(model)
     for name, layer in vllm_config.compilation_config.static_forward_context.items():
-        if isinstance(layer, AttentionLayerBase):  # not all are submodules
+        if isinstance(layer, MambaBase):
+            _use_portable_states(name, layer, vllm_config)
+        elif isinstance(layer, AttentionLayerBase):  # not all are submodules
             _use_portable_attention(name, layer)
-    max_length = vllm_config.model_config.max_model_len
     has_graphs = bool(vllm_config.compilation_config.cudagraph_mode)
+    known = _read_elsewhere(vllm_config)
 
     def portable(name: str, layer: nn.Module) -> nn.Module:
         if has_graphs and isinstance(layer, MoERunner):
             raise refusal(name, layer, "a CUDA graph would keep the experts of one step")
-        return _portable(name, layer, max_length)
+        return _portable(name, layer, vllm_config.model_config, known)
 
     replace_modules(model, portable)
     use_one_operator(model, vllm_config, layers_of)
 
 
-def _portable(name: str, layer: nn.Module, max_length: int) -> nn.Module:
-    """Return `layer`, changed, or what takes its place."""
+def _read_elsewhere(vllm_config: VllmConfig) -> set[int]:
+    """Return the identities of parameters that attention or a router reads, whoever holds them."""
+    layers: list[Any] = list(vllm_config.compilation_config.static_forward_context.values())
+    sinks = (getattr(getattr(layer, "impl", None), "sinks", None) for layer in layers)
+    routers = (getattr(layer, "router", None) for layer in layers)
+    corrections = (getattr(router, "e_score_correction_bias", None) for router in routers)
+    return {id(one) for one in (*sinks, *corrections) if one is not None}
+
+
+def _holds_unknown(layer: nn.Module, known: set[int]) -> bool:
+    """Return whether a layer itself has a parameter that nothing portable is known to read."""
+    if isinstance(layer, VocabParallelEmbedding | nn.Embedding | MambaBase):
+        return False
+    if has_portable_experts(layer) or has_portable_gate(layer):
+        return False
+    return any(one is not None and id(one) not in known for one in layer._parameters.values())
+
+
+def _portable(name: str, layer: nn.Module, model: ModelConfig, known: set[int]) -> nn.Module:
+    """Return `layer`, changed, or what takes its place.
+
+    Args:
+        name: of the layer.
+        layer: any of the model.
+        model: the layer's.
+        known: parameters of `_read_elsewhere`.
+    """
+    use_portable_gate(layer)
+    use_portable_sum(layer)
     if isinstance(layer, LinearBase):
-        _use_portable_product(name, layer)
+        _use_portable_product(name, layer, model)
     elif isinstance(layer, MoERunner):
         use_portable_experts(name, layer)
-    elif norm_kind(layer) in _NORMS:
-        _use_portable_norm(name, layer)
+    elif (norm := _norm_of(layer)) is not None:
+        _use_portable_norm(name, layer, norm)
     elif is_rotary(layer):
         if (rotation := portable_rotation(layer)) is None:
             raise refusal(name, layer, "this rotary embedding is not specified")
@@ -117,11 +161,9 @@ def _portable(name: str, layer: nn.Module, max_length: int) -> nn.Module:
         return activation
     elif use_portable_shared_expert(layer):
         return layer
-    elif (hf_module := portable_hf_module(name, layer, max_length)) is not None:
+    elif (hf_module := portable_hf_module(name, layer, model.max_model_len)) is not None:
         return hf_module
-    elif layer._parameters and not (
-        isinstance(layer, VocabParallelEmbedding | nn.Embedding) or has_portable_experts(layer)
-    ):
+    elif _holds_unknown(layer, known):
         raise refusal(name, layer, "it is not specified")
     return layer
 
@@ -146,16 +188,26 @@ def _use_portable_embeddings(model: nn.Module, vllm_config: VllmConfig) -> None:
         )
 
 
-def _use_portable_product(name: str, layer: LinearBase) -> None:
-    if isinstance(layer.quant_method, PortableLinearMethod):
+def _use_portable_product(name: str, layer: LinearBase, model: ModelConfig) -> None:
+    if isinstance(layer.quant_method, PortableLinearMethod | ConvolutionMethod):
         return
     if type(layer.quant_method) is not UnquantizedLinearMethod:
         raise refusal(name, layer, "it is quantised")
+    if type(layer) is GateLinear:
+        use_portable_router_layer(name, layer, model)
+        return
     if adds_ranks(layer):
         if not layer.reduce_results:
             raise refusal(name, layer, "its model adds the ranks' parts in an order of its own")
         layer.reduce_results = False  # the method adds them
     layer.quant_method = PortableLinearMethod()
+
+
+def _use_portable_states(name: str, layer: MambaBase, vllm_config: VllmConfig) -> None:
+    # Most models have none of these layers, whose classes take long to import.
+    from vllm.deterministic.states.taken import use_portable_states
+
+    use_portable_states(name, layer, vllm_config)
 
 
 def _use_portable_attention(name: str, layer: Any) -> None:
@@ -176,11 +228,19 @@ def _use_portable_attention(name: str, layer: Any) -> None:
     layer.get_kv_cache_spec = partial(kv_cache_spec, layer)
 
 
-def _use_portable_norm(name: str, layer: Any) -> None:
+def _norm_of(layer: nn.Module) -> Any:
+    """Return the forward of a norm over rows, with its source before it; None for other layers."""
+    kind = norm_kind(layer)
+    known = _NORMS.get(kind) or _NORMS_OF_MODELS.get(f"{kind.__module__}.{kind.__qualname__}")
+    weight = getattr(layer, "weight", None)
+    return None if weight is not None and weight.dim() > 1 else known
+
+
+def _use_portable_norm(name: str, layer: Any, norm: Any) -> None:
     if getattr(layer, "variance_size_override", None) is not None:
         raise refusal(name, layer, "a norm over a part of a row is not specified")
-    forward = partial(_NORMS[norm_kind(layer)], Source(), layer)
-    if isinstance(layer, nn.LayerNorm):
-        layer.forward = forward  # type: ignore[method-assign]
-    else:
+    forward = partial(norm, Source(), layer)
+    if isinstance(layer, CustomOp):
         layer._forward_method = forward
+    else:
+        layer.forward = forward

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -62,3 +64,30 @@ def forward_layer_norm(
     return source.made(
         portable_layer_norm(x.contiguous(), weight, bias, epsilon, consumer=consumer)
     )
+
+
+def forward_cohere_layer_norm(
+    source: Source, layer: Any, x: torch.Tensor, residuals: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """``LayerNorm.forward`` of vLLM's Cohere models, which passes the residuals on."""
+    weight, epsilon = layer.weight.data, layer.variance_epsilon
+    normed = portable_layer_norm(x.contiguous(), weight, None, epsilon, consumer=source.consumer)
+    return source.made(normed), residuals
+
+
+def forward_nemotron_layer_norm(
+    source: Source, layer: Any, x: torch.Tensor, residual: torch.Tensor | None = None
+) -> Normed:
+    """``NemotronLayerNorm1P.forward`` of vLLM, whose weight counts from one."""
+    if residual is not None:
+        residual = residual.contiguous()
+    normed = portable_layer_norm(
+        x.contiguous(),
+        layer.weight.data + 1.0,
+        layer.bias.data,
+        layer.eps,
+        residual=residual,
+        consumer=source.consumer,
+    )
+    source.made(normed)
+    return normed if residual is None else (normed, residual)

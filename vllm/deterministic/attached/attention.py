@@ -31,7 +31,12 @@ class Scoring:
 
 
 def attended(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout, scoring: Scoring
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layout: Layout,
+    scoring: Scoring,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend, causally.
 
@@ -41,6 +46,7 @@ def attended(
         value: like key.
         layout: of the batch.
         scoring: of the layer.
+        sinks: [heads], a score without a value; None for none.
 
     Returns:
         [batch, num_queries, heads, head_size], zero for padding.
@@ -54,6 +60,7 @@ def attended(
         scale=scoring.scale,
         window=scoring.window,
         soft_cap=scoring.soft_cap,
+        sinks=None if sinks is None else sinks.float(),
     )
     if layout.query_rows is not None:
         tokens = result

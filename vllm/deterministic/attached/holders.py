@@ -8,8 +8,12 @@ from torch import nn
 from ..refusal import attach_refusal as refusal
 from .adapters import LoraForm
 from .form import Form
+from .mixture import RouterForm
 
 __all__ = ["check_holders"]
+
+_HANDED_ON = ({"sinks"}, {"e_score_correction_bias"})
+"""Parameters that attention or a router reads; if something else did, the guard would stop it."""
 
 _DTYPES = (torch.bfloat16, torch.float16)
 
@@ -30,9 +34,11 @@ def check_holders(model: nn.Module) -> None:
             _check_sources(name, module, modules)
         if id(module) in of_adapters:
             continue
-        if module._parameters and not isinstance(module, Form | nn.Embedding):
+        is_known = isinstance(module, Form | nn.Embedding) or {*module._parameters} in _HANDED_ON
+        if module._parameters and not is_known:
             raise refusal(f"{name} ({type(module).__name__})", "it is not specified")
-        _check_dtypes(name, module)
+        if not isinstance(module, RouterForm) and {*module._parameters} not in _HANDED_ON:
+            _check_dtypes(name, module)  # of these some are in float32
 
 
 def _check_dtypes(name: str, module: nn.Module) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.models.opt.modeling_opt import OPTAttention
 
@@ -46,6 +47,7 @@ def attend(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend, causally.
@@ -54,15 +56,16 @@ def attend(
         module: the attention layer. Its ``portable_scaling``, if it has one, is the scale instead.
         query: bfloat16 or float16 [batch, heads, num_queries, head_size].
         key: likewise [batch, kv_heads, num_keys, head_size].
-        value: like key.
+        value: like key; heads may be smaller.
         attention_mask: of `make_layout`.
         scaling: of scores.
         sliding_window: how many tokens a query sees, itself included; None for all before it.
         softcap: of scores.
+        s_aux: [heads], sinks: a score of each head without a value; None for none.
         others: what other implementations need.
 
     Returns:
-        [batch, num_queries, heads, head_size], zero for padding, and None for weights.
+        [batch, num_queries, heads, head_size of values], zero for padding, and None for weights.
 
     Raises:
         ValueError: something is asked for that has no portable form, or training mode is on in a
@@ -76,7 +79,9 @@ def attend(
     scale = getattr(module, "portable_scaling", scaling)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scoring = Scoring(scale, sliding_window or 0, softcap or 0.0)
-    return attention(query, key, value, layout, scoring), None
+    missing = query.shape[-1] - value.shape[-1]  # of latent attention; the kernel has one size
+    result = attention(query, key, pad(value, (0, missing)), layout, scoring, s_aux)
+    return result[..., : value.shape[-1]], None
 
 
 def _checked_layout(

@@ -24,8 +24,11 @@ __all__ = [
     "adopt_head",
     "adopt_linear_layers",
     "adopt_together",
-    "take_cap",
+    "take_fields",
 ]
+
+_OF_LOGITS = {"final_logit_softcapping": None, "logits_scaling": 1.0}
+"""Fields of configurations, and their values where nothing is computed."""
 
 _TOGETHER = ("q_proj", "k_proj", "v_proj")
 """Layers of one input, which vLLM has as one matrix; gates are those of `mlp`."""
@@ -66,9 +69,11 @@ class HeadForm(LinearForm):
 
     Attributes:
         portable_cap: logits become cap * tanh(logits / cap), as in Gemma 2; None leaves them.
+        portable_scale: a factor of them after that.
     """
 
     portable_cap: float | None
+    portable_scale: float
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return logits, float32 [..., vocab_size], of x [..., hidden_size]."""
@@ -78,25 +83,33 @@ class HeadForm(LinearForm):
             # nearly its reciprocal.
             caps = logits.new_full((1,), self.portable_cap)
             logits = elementwise(logits / caps, Function.TANH) * caps
+        logits = logits if self.portable_scale == 1.0 else logits * self.portable_scale
         return without_gradient(logits) if self.weight is None else logits
 
 
-def adopt_head(model: Any) -> float | None:
-    """Give the output embedding of a model its form; return the cap of logits, if it has one."""
+def adopt_head(model: Any) -> dict[str, Any]:
+    """Give the output embedding of a model its form; return what it takes from the configuration,
+    as of `take_fields`.
+    """
     head = model.get_output_embeddings()
     if type(head) is not nn.Linear:
-        return None
-    cap = take_cap(model.config)
-    _become(HeadForm, [head], portable_cap=cap)
-    return cap
+        return {}
+    taken = take_fields(model.config)
+    cap, divisor = taken.get("final_logit_softcapping"), taken.get("logits_scaling", 1.0)
+    _become(HeadForm, [head], portable_cap=cap, portable_scale=1.0 / divisor)
+    return taken
 
 
-def take_cap(config: Any) -> float | None:
-    """Return the cap of logits, which the head applies from now on, and not the model's code."""
-    cap = getattr(config, "final_logit_softcapping", None)
-    if cap is not None:
-        config.final_logit_softcapping = None
-    return cap
+def take_fields(config: Any) -> dict[str, Any]:
+    """Return what a configuration says of logits, and that it does no more: the head computes it
+    from now on, and not the model's code.
+    """
+    taken = {}
+    for name, nothing in _OF_LOGITS.items():
+        if getattr(config, name, nothing) != nothing and name in vars(config):
+            taken[name] = getattr(config, name)
+            setattr(config, name, nothing)
+    return taken
 
 
 def adopt_linear_layers(parent: nn.Module) -> None:

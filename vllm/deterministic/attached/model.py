@@ -19,7 +19,7 @@ from .forward import prepare_forwards
 from .holders import check_holders
 from .hooks import check_they_stay, modules_with_hooks
 from .interface import NAME, NAME_IN_TRAINING, register_attention, scale_in_kernel
-from .linear import adopt_head, adopt_linear_layers, take_cap
+from .linear import adopt_head, adopt_linear_layers, take_fields
 from .mixture import adopt_mixture
 from .mlp import adopt_gated_mlp
 from .norm import adopt_norm
@@ -101,16 +101,16 @@ def attach_for_training(
     """
     check_model(model, training=True)
     refuse_dropout(model)
-    cap = _give_forms(model, max_length, training=True)
-    if cap is not None:
-        model.save_pretrained = partial(_save_with_cap, model, cap)
+    taken = _give_forms(model, max_length, training=True)
+    if taken:
+        model.save_pretrained = partial(_save_with_fields, model, taken)
     _rehearse_both_modes(model)
     prepare_forwards(model, is_sealed=False)
     return model
 
 
-def _give_forms(model: Any, max_length: int | None, *, training: bool) -> float | None:
-    """Give the modules of a model their forms; return the cap of logits, if it has one."""
+def _give_forms(model: Any, max_length: int | None, *, training: bool) -> dict[str, Any]:
+    """Give the modules of a model their forms; return the fields of `take_fields`."""
     hooked = modules_with_hooks(model)
     register_attention()
     model.set_attn_implementation(NAME_IN_TRAINING if training else NAME)
@@ -118,7 +118,7 @@ def _give_forms(model: Any, max_length: int | None, *, training: bool) -> float 
     for module in modules:
         use_rotations(module)
     replace_modules(model, lambda name, module: portable_rotary(name, module, max_length))
-    cap = adopt_head(model)
+    taken = adopt_head(model)
     for adopt in _FORMS:
         for module in modules:
             adopt(module)
@@ -127,7 +127,7 @@ def _give_forms(model: Any, max_length: int | None, *, training: bool) -> float 
     check_holders(model)
     if model.generation_config is not None:
         model.generation_config.cache_implementation = None  # a static cache would be refused
-    return cap
+    return taken
 
 
 def _activation(module: nn.Module) -> PortableActivation | None:
@@ -135,13 +135,14 @@ def _activation(module: nn.Module) -> PortableActivation | None:
     return None if function is None else PortableActivation(function)
 
 
-def _save_with_cap(model: Any, cap: float, *arguments: Any, **options: Any) -> None:
-    """Save a model (``save_pretrained``) with the cap that its head has applied."""
-    model.config.final_logit_softcapping = cap
+def _save_with_fields(model: Any, taken: dict[str, Any], *arguments: Any, **options: Any) -> None:
+    """Save a model (``save_pretrained``) with the fields that its head has taken."""
+    for name, value in taken.items():
+        setattr(model.config, name, value)
     try:
         type(model).save_pretrained(model, *arguments, **options)
     finally:
-        take_cap(model.config)
+        take_fields(model.config)
 
 
 def _rehearse_both_modes(model: nn.Module) -> None:

@@ -6,6 +6,7 @@ asking the module, so that a new family needs no entry, and a norm of another ki
 
 from __future__ import annotations
 
+import inspect
 from operator import itemgetter
 from typing import Any
 
@@ -47,17 +48,22 @@ class LayerNormForm(Form):
 
     Attributes:
         portable_epsilon: is added to the variance.
+        portable_offset: is added to the weight, and the sum rounded (1 for Nemotron).
         portable_source: knows what takes its results.
     """
 
     portable_epsilon: float
+    portable_offset: float = 0.0
     portable_source: Source
     weight: nn.Parameter | None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the norm of the rows of x [..., size], in its dtype."""
         source, bias = self.portable_source, getattr(self, "bias", None)
-        normed = layer_norm(x, self.weight, bias, self.portable_epsilon, source.consumer)
+        weight = getattr(self, "weight", None)
+        if weight is not None and self.portable_offset:
+            weight = weight + self.portable_offset
+        normed = layer_norm(x, weight, bias, self.portable_epsilon, source.consumer)
         return source.made(normed)
 
 
@@ -74,24 +80,36 @@ def _form_of(module: Any) -> tuple[type[Form], dict[str, float]] | None:
     if type(module) is nn.LayerNorm:
         is_of_rows = len(module.normalized_shape) == 1
         return (LayerNormForm, {"portable_epsilon": module.eps}) if is_of_rows else None
-    weight = getattr(module, "weight", None)
-    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if not type(module).__name__.endswith("Norm") or epsilon is None:
+    size = _size_of(module)
+    if size is None:
         return None
-    if not isinstance(weight, nn.Parameter) or weight.dim() != 1 or len(module._parameters) != 1:
-        return None
-    rows = sample_rows(weight.shape[0], weight.dtype, weight.device)
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    like = torch.empty(0) if weight is None else weight
+    # Where it has no weight, it does not tell its epsilon, either: small rows do.
+    rows = sample_rows(size, like.dtype, like.device) * (1.0 if weight is not None else 2.0**-8)
+    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", 1e-5))
     expected = module(rows)
-    candidates: list[tuple[float, type[Form], dict[str, float]]] = [
-        *(
-            (
-                difference(expected, rms_norm(rows, weight, epsilon, offset)),
-                RMSNormForm,
-                {"portable_offset": offset},
-            )
-            for offset in (0.0, 1.0)
-        ),
-        (difference(expected, layer_norm(rows, weight, None, epsilon)), LayerNormForm, {}),
-    ]
+    candidates: list[tuple[float, type[Form], dict[str, float]]] = []
+    for offset in (0.0, 1.0) if weight is not None else (0.0,):
+        counted = None if weight is None else weight + offset
+        error = difference(expected, layer_norm(rows, counted, bias, epsilon))
+        candidates.append((error, LayerNormForm, {"portable_offset": offset}))
+        if weight is not None and bias is None:
+            error = difference(expected, rms_norm(rows, weight, epsilon, offset))
+            candidates.append((error, RMSNormForm, {"portable_offset": offset}))
     error, form, attributes = min(candidates, key=itemgetter(0))
     return (form, {"portable_epsilon": epsilon, **attributes}) if error < TOLERANCE else None
+
+
+def _size_of(module: Any) -> int | None:
+    """Return the size of the rows that a norm takes; None if `module` is no norm over rows."""
+    names = {name for name, one in module._parameters.items() if one is not None}
+    if "Norm" not in type(module).__name__ or any(module.children()):
+        return None
+    if len(inspect.signature(module.forward).parameters) != 1:  # a gated one wants its gate
+        return None
+    if names in ({"weight"}, {"weight", "bias"}) and module.weight.dim() == 1:
+        has_epsilon = hasattr(module, "variance_epsilon") or hasattr(module, "eps")
+        return module.weight.shape[0] if has_epsilon else None
+    shape = getattr(module, "normalized_shape", None)
+    return shape[0] if not names and shape is not None and len(shape) == 1 else None

@@ -23,7 +23,7 @@ def check_model(model: Any, *, training: bool = False) -> None:
     Raises:
         TypeError: `model` is no ``PreTrainedModel``.
         ValueError: it is attached already, in training, quantised, neither bfloat16 nor float16, on
-            several devices or on one without kernels, or has latent attention or an encoder.
+            several devices or on one without kernels, or has an encoder.
     """
     if not isinstance(model, PreTrainedModel):
         order = " Attach the model first, and then call get_peft_model." if training else ""
@@ -51,25 +51,22 @@ def check_model(model: Any, *, training: bool = False) -> None:
     _check_parameters(model, name)
     if model.config.is_encoder_decoder:
         raise refusal(name, "it has an encoder, and only causal attention is specified")
-    _check_architecture(model.config.get_text_config(), name)
 
 
 def _check_parameters(model: PreTrainedModel, name: str) -> None:
     if not has_kernels(model.device):
         raise refusal(name, f"it is on {model.device}, for which there are no kernels")
+    # Routers that Transformers keeps in float32; of other layers `check_holders` speaks.
+    kept = model._keep_in_fp32_modules_strict or ()
     for parameter_name, parameter in model.named_parameters():
         if parameter.device != model.device:
             raise refusal(
                 name, f"{parameter_name} is on {parameter.device}, and others on {model.device}"
             )
-        if parameter.dtype not in (torch.bfloat16, torch.float16):
+        is_kept = any(part in parameter_name for part in kept)
+        if parameter.dtype not in (torch.bfloat16, torch.float16) and not is_kept:
             raise refusal(
                 name,
                 f"{parameter_name} is {parameter.dtype}, and the kernels are for models in "
                 "torch.bfloat16 or torch.float16",
             )
-
-
-def _check_architecture(config: Any, name: str) -> None:
-    if getattr(config, "kv_lora_rank", None):
-        raise refusal(name, "it has latent attention (MLA), which is not specified")

@@ -18,7 +18,7 @@ from vllm.fork_kernels.portable.product import (
 
 from .following import Following
 
-__all__ = ["ExpertWeights", "LayerWeights", "pack_matrices"]
+__all__ = ["ExpertWeights", "LayerWeights", "are_transposed", "pack_matrices"]
 
 
 class LayerWeights(Following[list[PackedWeight]]):
@@ -38,11 +38,17 @@ class ExpertWeights(Following[tuple[list[PackedWeight], list[PackedWeight]]]):
 
     Args:
         experts: has ``gate_up_proj`` [experts, 2 * intermediate_size, hidden_size], the gates
-            first, and ``down_proj`` [experts, hidden_size, intermediate_size].
+            first or in turns, and ``down_proj`` [experts, hidden_size, intermediate_size]; or
+            both with matrices the other way round.
     """
 
     def __init__(self, experts: nn.Module) -> None:
         super().__init__(_pack_experts, [(experts, "gate_up_proj"), (experts, "down_proj")])
+
+
+def are_transposed(gate_up: torch.Tensor, down: torch.Tensor) -> bool:
+    """Return whether experts' matrices have their inputs in rows, as gpt-oss's."""
+    return gate_up.shape[1:] != (2 * down.shape[2], down.shape[1])
 
 
 def pack_matrices(weights: Sequence[torch.Tensor]) -> list[PackedWeight]:
@@ -65,6 +71,8 @@ def _pack_transposed(*weights: torch.Tensor) -> list[PackedWeight]:
 def _pack_experts(
     gate_up: torch.Tensor, down: torch.Tensor
 ) -> tuple[list[PackedWeight], list[PackedWeight]]:
+    if are_transposed(gate_up, down):
+        gate_up, down = gate_up.mT.contiguous(), down.mT.contiguous()
     return (
         _pack_each(gate_up, exponents_of_rows(gate_up, num_ranks=1)),
         _pack_each(down, exponents_of_columns(down, num_ranks=1, rank=0)),

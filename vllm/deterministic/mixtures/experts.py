@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm.fork_kernels.portable.functions import Function, portable_gated
+from vllm.deterministic.mixtures.activation import ExpertActivation
 from vllm.fork_kernels.portable.product import PackedWeight, portable_product, sum_partials
 
 _MOST_PAIRS = 8192
@@ -26,14 +26,16 @@ class PackedExperts:
     """The weights of the experts of a layer, or a rank's part of them.
 
     Attributes:
-        gate_up: of each expert, [2 * intermediate_size, hidden_size], the gate first.
+        gate_up: of each expert, [2 * intermediate_size, hidden_size].
         down: of each expert, [hidden_size, intermediate_size].
-        function: the activation.
+        activation: between them; says where the gates are.
+        gate_up_bias: [experts, 2 * intermediate_size], or None.
     """
 
     gate_up: list[PackedWeight]
     down: list[PackedWeight]
-    function: Function
+    activation: ExpertActivation
+    gate_up_bias: torch.Tensor | None = None
 
     def outputs(self, x: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Compute the experts of each token.
@@ -44,7 +46,7 @@ class PackedExperts:
 
         Returns:
             float32 [num_tokens, experts of a token, hidden_size], to be added to those of other
-            ranks with `sum_partials`.
+            ranks with `sum_partials`, and then to the experts' biases.
         """
         pairs = indices.flatten().argsort(stable=True)  # those of an expert together
         counts = indices.flatten().bincount(minlength=len(self.down)).tolist()
@@ -57,10 +59,10 @@ class PackedExperts:
         return outputs.view(*indices.shape, -1)
 
     def _output(self, expert: int, rows: torch.Tensor) -> torch.Tensor:
-        gate_up = portable_product(rows, self.gate_up[expert])
+        bias = None if self.gate_up_bias is None else self.gate_up_bias[expert]
+        gate_up = portable_product(rows, self.gate_up[expert], bias)
         down = self.down[expert]
-        gated = portable_gated(gate_up, self.function, consumer=down)
-        return portable_product(gated, down, dtype=torch.float32)
+        return portable_product(self.activation(gate_up, down), down, dtype=torch.float32)
 
 
 def in_parts(
@@ -80,6 +82,19 @@ def in_parts(
     num_tokens = max(1, _MOST_PAIRS // indices.shape[1])
     parts = zip(*(tensor.split(num_tokens) for tensor in (x, weights, indices)), strict=True)
     return torch.cat([compute(*part) for part in parts])
+
+
+def with_biases(
+    outputs: torch.Tensor, indices: torch.Tensor, biases: torch.Tensor | None
+) -> torch.Tensor:
+    """Return what experts compute, with the biases of their last products.
+
+    Args:
+        outputs: float32 [num_tokens, experts of a token, hidden_size].
+        indices: of the experts, int64 [num_tokens, experts of a token].
+        biases: [experts, hidden_size], or None.
+    """
+    return outputs if biases is None else outputs + biases.float()[indices]
 
 
 def weighted_sums(outputs: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

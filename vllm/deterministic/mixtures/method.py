@@ -9,9 +9,16 @@ from torch import nn
 
 from vllm.deterministic.equalisation import exponents_of_columns, exponents_of_rows
 from vllm.deterministic.linear import release_weight, sums_of_ranks
-from vllm.deterministic.mixtures.experts import PackedExperts, in_parts, weighted_sums
-from vllm.deterministic.mixtures.routing import portable_router
+from vllm.deterministic.mixtures.activation import ClampedGate, ExpertActivation, Gate
+from vllm.deterministic.mixtures.experts import (
+    PackedExperts,
+    in_parts,
+    weighted_sums,
+    with_biases,
+)
+from vllm.deterministic.mixtures.router import is_plain, portable_router
 from vllm.deterministic.refusal import refusal
+from vllm.distributed import tensor_model_parallel_all_gather
 from vllm.fork.live_weights.packed import PackedParameter
 from vllm.fork.models.experts import ExpertsMethod
 from vllm.fork_kernels.portable.functions import Function
@@ -23,16 +30,23 @@ from vllm.fork_kernels.portable.product import (
 )
 from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.fused_moe.router.gate_linear import GateLinear
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
     UnquantizedFusedMoEMethod,
 )
 
-_ACTIVATIONS = {
-    MoEActivation.SILU: Function.SILU,
-    MoEActivation.GELU: Function.GELU,
-    MoEActivation.GELU_TANH: Function.GELU_TANH,
+_ACTIVATIONS: dict[MoEActivation, ExpertActivation] = {
+    MoEActivation.SILU: Gate(Function.SILU),
+    MoEActivation.GELU: Gate(Function.GELU),
+    MoEActivation.GELU_TANH: Gate(Function.GELU_TANH),
+    MoEActivation.SWIGLUOAI: ClampedGate(),
 }
+_LOADERS = (
+    "vllm.model_executor.models.gpt_oss.GptOssRoutedExperts",
+    "vllm.model_executor.models.transformers.moe.TransformersRoutedExperts",
+)
+"""Subclasses of `RoutedExperts` that know other checkpoints, and compute nothing themselves."""
 
 
 class PortableExpertsMethod(ExpertsMethod):
@@ -40,14 +54,15 @@ class PortableExpertsMethod(ExpertsMethod):
 
     Args:
         upstream: the method that the model made.
-        function: the activation of the experts.
+        activation: of the experts.
     """
 
-    def __init__(self, upstream: UnquantizedFusedMoEMethod, function: Function) -> None:
+    def __init__(self, upstream: UnquantizedFusedMoEMethod, activation: ExpertActivation) -> None:
         super().__init__(upstream)
-        self._function = function
+        self._activation = activation
         self._num_ranks = upstream.moe.tp_size
         self._experts: PackedExperts | None = None
+        self._down_bias: torch.Tensor | None = None
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Pack the weights of each expert; as many bytes as they had, and 0.8 % more."""
@@ -55,7 +70,10 @@ class PortableExpertsMethod(ExpertsMethod):
         release_weight(layer, "w13_weight")
         down = self._packed("w2_weight", layer.w2_weight.data)
         release_weight(layer, "w2_weight")
-        self._experts = PackedExperts(gate_up, down, self._function)
+        self._experts = PackedExperts(
+            gate_up, down, self._activation, getattr(layer, "w13_bias", None)
+        )
+        self._down_bias = getattr(layer, "w2_bias", None)
 
     def packed_parameters(self, layer: Any) -> dict[str, PackedParameter]:
         """As in `PacksWeights`; each expert by itself."""
@@ -101,7 +119,14 @@ class PortableExpertsMethod(ExpertsMethod):
         outputs = self._experts.outputs(x, indices)
         if self._num_ranks > 1:
             outputs = sum_partials(sums_of_ranks(outputs.flatten(0, 1))).view_as(outputs)
-        return weighted_sums(outputs, weights, x.dtype)
+        return weighted_sums(with_biases(outputs, indices, self._whole_biases()), weights, x.dtype)
+
+    def _whole_biases(self) -> torch.Tensor | None:
+        """Return the biases of the experts' last products, which the first rank has."""
+        bias = self._down_bias
+        if bias is None or self._num_ranks == 1:
+            return bias
+        return tensor_model_parallel_all_gather(bias.data, dim=0)[: len(bias)]
 
 
 def use_portable_experts(name: str, runner: MoERunner) -> None:
@@ -113,17 +138,25 @@ def use_portable_experts(name: str, runner: MoERunner) -> None:
     experts = runner.routed_experts
     if has_portable_experts(experts):
         return
-    if type(runner) is not MoERunner or type(experts) is not RoutedExperts:
+    if type(runner) is not MoERunner or not _is_known(experts):
         raise refusal(name, runner, "this kind of mixture of experts is not specified")
     if type(experts.quant_method) is not UnquantizedFusedMoEMethod:
         raise refusal(name, runner, "it is quantised")
     for reason, is_given in _objections(runner).items():
         if is_given:
             raise refusal(name, runner, reason)
-    function = _ACTIVATIONS[experts.activation]
-    runner.router = portable_router(name, runner, runner.router)
-    experts.quant_method = PortableExpertsMethod(experts.quant_method, function)
+    if isinstance(runner.gate, GateLinear) and not is_plain(runner.router):
+        runner.gate.out_dtype = torch.float32  # as in Transformers
+    factor, runner.routed_scaling_factor = runner.routed_scaling_factor, 1.0
+    runner.router = portable_router(name, runner, runner.router, factor)
+    activation = _ACTIVATIONS[experts.activation]
+    experts.quant_method = PortableExpertsMethod(experts.quant_method, activation)
     runner.moe_config.skip_final_all_reduce = True  # the method adds the ranks' parts
+
+
+def _is_known(experts: RoutedExperts) -> bool:
+    kind = type(experts)
+    return kind is RoutedExperts or f"{kind.__module__}.{kind.__qualname__}" in _LOADERS
 
 
 def has_portable_experts(layer: nn.Module) -> bool:
@@ -148,9 +181,10 @@ def _objections(runner: MoERunner) -> dict[str, bool]:
         f"the activation {experts.activation.value} is not specified": (
             experts.activation not in _ACTIVATIONS or any(limit is not None for limit in limits)
         ),
-        "biases of experts are not specified": config.has_bias,
         "the weights of experts multiply their inputs": experts.apply_router_weight_on_input,
         "adapters of experts are not specified": config.is_lora_enabled,
         "its gates are one product": runner.shared_expert_gate is not None,
-        "a factor of the sum is not specified": runner.routed_scaling_factor != 1.0,
+        "its model scales float16 numbers against overflow: use bfloat16": (
+            runner.routed_scaling_factor != 1.0 and config.in_dtype == torch.float16
+        ),
     }

@@ -2,96 +2,128 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from torch import nn
 
-from vllm.deterministic.refusal import refusal
-from vllm.fork.models.experts import Router
 from vllm.fork_kernels.portable.functions import Function, portable_map
 from vllm.fork_kernels.portable.logits import portable_log_softmax, portable_top_k
-from vllm.model_executor.layers.fused_moe.router.cpu_router import CPURouter
-from vllm.model_executor.layers.fused_moe.router.fused_topk_router import FusedTopKRouter
 
-_LEAST_EXPONENTIAL = 2.0**-32
+__all__ = ["Routing", "Scoring", "route"]
+
+Scoring = Literal["softmax", "sigmoid"]
+
+_LEAST_SCORE = 2.0**-32
 """What is less counts 0, so that no weight is subnormal, where settings of processors differ."""
 
+_LEAST_SUM = 2.0**-66
+"""Of the scores that are divided by their sum: less than any score but 0."""
 
-class PortableRouter(Router):
-    """Sends each token to the experts with the largest logits.
 
-    Args:
-        upstream: what the model made, checked by `portable_router`.
+@dataclass(frozen=True)
+class Routing:
+    """How the experts of a token are chosen and weighed.
+
+    Attributes:
+        count: experts for each token.
+        is_renormalised: whether the weights of a token's experts add up to `factor`.
+        scoring: what makes scores of logits.
+        num_groups: into which the experts are divided, in their order.
+        num_chosen_groups: those that a token's experts are from.
+        factor: of all weights.
     """
 
-    def __init__(self, upstream: CPURouter | FusedTopKRouter) -> None:
-        super().__init__(upstream)
-        self._is_renormalised = upstream.renormalize
-
-    def route(
-        self, hidden_states: torch.Tensor, router_logits: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return what `route` returns for the logits."""
-        return route(router_logits, self.top_k, is_renormalised=self._is_renormalised)
+    count: int
+    is_renormalised: bool = True
+    scoring: Scoring = "softmax"
+    num_groups: int = 1
+    num_chosen_groups: int = 1
+    factor: float = 1.0
 
 
 def route(
-    logits: torch.Tensor, count: int, *, is_renormalised: bool
+    logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the weights and indices of the experts of each token, in the order of their logits.
+    """Return the weights and indices of the experts of each token, in the order of their ranks.
 
     Args:
         logits: float32, bfloat16 or float16 [num_tokens, num_experts].
-        count: experts for each token.
-        is_renormalised: whether the weights of a token's experts add up to 1; else those of all do.
+        routing: how.
+        correction: float32 [num_experts], added to the scores that decide which experts are
+            chosen; None for none, where their logits decide.
 
     Returns:
         float32 and int64 [num_tokens, count].
     """
     logits = logits.contiguous()
-    chosen, indices = portable_top_k(logits, count)
-    if is_renormalised:
-        exponentials = _exponentials(chosen - chosen[:, :1])
-        total = exponentials[:, 0]
-        for rank in range(1, count):
-            total = total + exponentials[:, rank]
-        return exponentials / total.unsqueeze(1), indices
-    return _exponentials(portable_log_softmax(logits).gather(1, indices)), indices
+    if correction is None:
+        chosen, indices = portable_top_k(_of_groups(logits, routing, best=1), routing.count)
+        return _scaled(_weights_of_logits(logits, chosen, indices, routing), routing), indices
+    scores = _scores(logits, routing)
+    ranking = scores + correction
+    _, indices = portable_top_k(_of_groups(ranking, routing, best=2), routing.count)
+    return _scaled(_weights_of_scores(scores.gather(1, indices), routing), routing), indices
 
 
-def _exponentials(x: torch.Tensor) -> torch.Tensor:
-    values = portable_map(x, Function.EXP)
-    return values.masked_fill(values < _LEAST_EXPONENTIAL, 0.0)
+def _of_groups(ranking: torch.Tensor, routing: Routing, best: int) -> torch.Tensor:
+    """Return the ranking with the experts of all but the best groups last.
 
-
-def portable_router(name: str, layer: nn.Module, router: Any) -> PortableRouter:
-    """Return what takes the place of the router of a mixture of experts.
-
-    Raises:
-        ValueError: it chooses or weighs in a way that is not specified.
+    Args:
+        ranking: [num_tokens, num_experts].
+        routing: has the groups.
+        best: the number of experts whose sum is a group's value.
     """
-    if type(router) not in (CPURouter, FusedTopKRouter):  # of a CPU, and the plain one of a GPU
-        raise refusal(name, layer, f"the routing of {type(router).__name__} is not specified")
-    objections = {
-        f"weights by {router.scoring_func} are not specified": router.scoring_func != "softmax",
-        "balancing the load of experts is not specified": router.eplb_state is not None,
-    }
-    if isinstance(router, CPURouter):
-        objections |= _objections_on_cpu(router)
-    for reason, is_given in objections.items():
-        if is_given:
-            raise refusal(name, layer, reason)
-    return PortableRouter(router)
+    if routing.num_chosen_groups == routing.num_groups:
+        return ranking
+    groups = ranking.unflatten(1, (routing.num_groups, -1))
+    values, _ = portable_top_k(groups.flatten(0, 1).contiguous(), best)
+    value = values[:, 0] if best == 1 else values[:, 0] + values[:, 1]
+    _, chosen = portable_top_k(value.view(-1, routing.num_groups), routing.num_chosen_groups)
+    is_left_out = torch.ones_like(value, dtype=torch.bool).view(-1, routing.num_groups)
+    is_left_out.scatter_(1, chosen, False)
+    return groups.masked_fill(is_left_out.unsqueeze(-1), -torch.inf).flatten(1)
 
 
-def _objections_on_cpu(router: CPURouter) -> dict[str, bool]:
-    """Return what a GPU has routers of their own for."""
-    return {
-        "it chooses among groups of experts": router.use_grouped_topk,
-        "it chooses experts with a function of its own": router.custom_routing_function is not None,
-        "a correction of the experts' scores is not specified": (
-            router.e_score_correction_bias is not None
-        ),
-        "a factor of the experts' weights is not specified": router.routed_scaling_factor != 1.0,
-    }
+def _weights_of_logits(
+    logits: torch.Tensor, chosen: torch.Tensor, indices: torch.Tensor, routing: Routing
+) -> torch.Tensor:
+    if routing.scoring == "softmax" and routing.is_renormalised:  # the softmax of the chosen
+        exponentials = _without_least(portable_map(chosen - chosen[:, :1], Function.EXP))
+        return exponentials / _sum(exponentials)
+    if routing.scoring == "softmax":
+        scores = portable_log_softmax(logits).gather(1, indices)
+        return _without_least(portable_map(scores, Function.EXP))
+    return _weights_of_scores(_without_least(portable_map(chosen, Function.SIGMOID)), routing)
+
+
+def _scores(logits: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Return the scores of all experts, float32 like `logits`."""
+    if routing.scoring == "sigmoid":
+        return _without_least(portable_map(logits.float(), Function.SIGMOID))
+    return _without_least(portable_map(portable_log_softmax(logits), Function.EXP))
+
+
+def _weights_of_scores(scores: torch.Tensor, routing: Routing) -> torch.Tensor:
+    if not routing.is_renormalised:
+        return scores
+    total = _sum(scores)
+    return scores / torch.maximum(total, torch.full_like(total, _LEAST_SUM))
+
+
+def _sum(scores: torch.Tensor) -> torch.Tensor:
+    """Return the sum of each row, in order, [num_tokens, 1]."""
+    total = scores[:, :1]
+    for rank in range(1, scores.shape[1]):
+        total = total + scores[:, rank : rank + 1]
+    return total
+
+
+def _scaled(weights: torch.Tensor, routing: Routing) -> torch.Tensor:
+    if routing.factor == 1.0:
+        return weights
+    return weights * weights.new_full((1,), routing.factor)
+
+
+def _without_least(scores: torch.Tensor) -> torch.Tensor:
+    return scores.masked_fill(scores < _LEAST_SCORE, 0.0)

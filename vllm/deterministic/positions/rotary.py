@@ -22,6 +22,9 @@ from vllm.deterministic.positions.rope import (
 )
 from vllm.fork_kernels.portable.rotary import rotary_table
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding, RotaryEmbeddingBase
+from vllm.model_executor.layers.rotary_embedding.deepseek_scaling_rope import (
+    DeepseekScalingRotaryEmbedding,
+)
 from vllm.model_executor.layers.rotary_embedding.dynamic_ntk_scaling_rope import (
     DynamicNTKScalingRotaryEmbedding,
 )
@@ -127,7 +130,7 @@ def _llama3(layer: Llama3RotaryEmbedding) -> torch.Tensor:
     return rotary_table(frequencies, layer.max_position_embeddings)
 
 
-def _yarn(layer: YaRNScalingRotaryEmbedding) -> torch.Tensor:
+def _yarn(layer: YaRNScalingRotaryEmbedding | DeepseekScalingRotaryEmbedding) -> torch.Tensor:
     frequencies = yarn_frequencies(
         layer.rotary_dim,
         layer.base,
@@ -135,8 +138,9 @@ def _yarn(layer: YaRNScalingRotaryEmbedding) -> torch.Tensor:
         layer.max_position_embeddings,
         beta_fast=layer.beta_fast,
         beta_slow=layer.beta_slow,
-        truncate=layer.truncate,
+        truncate=getattr(layer, "truncate", True),
     )
+    # DeepSeek's is a quotient, which is 1 in its checkpoints.
     scale = _in_portable_bits(layer.mscale, yarn_scale(layer.scaling_factor))
     return rotary_table(frequencies, len(layer.cos_sin_cache), scale)
 
@@ -165,6 +169,7 @@ _TABLES: dict[type[nn.Module], Callable[[Any], torch.Tensor]] = {
     DynamicNTKScalingRotaryEmbedding: _dynamic,
     Llama3RotaryEmbedding: _llama3,
     YaRNScalingRotaryEmbedding: _yarn,
+    DeepseekScalingRotaryEmbedding: _yarn,
     Phi3LongRoPEScaledRotaryEmbedding: _longrope,
 }
 """By exact class: a subclass may compute something else."""

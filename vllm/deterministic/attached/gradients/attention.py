@@ -16,12 +16,17 @@ __all__ = ["attention"]
 
 
 def attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layout: Layout, scoring: Scoring
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    layout: Layout,
+    scoring: Scoring,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend, causally; arguments and result are those of `attended`."""
-    if is_asked(query, key, value):
-        return _Attention.apply(query, key, value, layout, scoring)
-    return attended(query, key, value, layout, scoring)
+    if is_asked(query, key, value, sinks):
+        return _Attention.apply(query, key, value, sinks, layout, scoring)
+    return attended(query, key, value, layout, scoring, sinks)
 
 
 class _Attention(torch.autograd.Function):
@@ -31,30 +36,37 @@ class _Attention(torch.autograd.Function):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
+        sinks: torch.Tensor | None,
         layout: Layout,
         scoring: Scoring,
     ) -> torch.Tensor:
-        ctx.save_for_backward(query, key, value)
+        ctx.save_for_backward(query, key, value, sinks)
         ctx.layout, ctx.scoring = layout, scoring
-        return attended(query, key, value, layout, scoring)
+        return attended(query, key, value, layout, scoring, sinks)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        inputs = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
+        *inputs, sinks = ctx.saved_tensors
         mask = ctx.layout.mask(ctx.scoring.window)
         gradient = gradient.transpose(1, 2)
         if ctx.layout.query_rows is not None:
             gradient = gradient * ctx.layout.is_query[:, None, :, None]
-        if not ctx.scoring.soft_cap:
-            return *_gradients_of_plain(inputs, gradient, mask, ctx.scoring.scale), None, None
-        parts = [_part(inputs, gradient, mask, row, ctx.scoring) for row in range(len(gradient))]
-        return *(torch.cat(one) for one in zip(*parts, strict=True)), None, None
+        if not ctx.scoring.soft_cap and sinks is None:
+            plain = _gradients_of_plain(inputs, gradient, mask, ctx.scoring.scale)
+            return *plain, None, None, None
+        parts = [
+            _part(inputs, sinks, gradient, mask, row, ctx.scoring) for row in range(len(gradient))
+        ]
+        *own, of_sinks = zip(*parts, strict=True)
+        total = None if sinks is None else torch.stack(of_sinks).sum(0).to(sinks.dtype)
+        return *(torch.cat(one) for one in own), total, None, None
 
 
 def _gradients_of_plain(
     inputs: list[torch.Tensor], gradient: torch.Tensor, mask: torch.Tensor | None, scale: float
 ) -> tuple[torch.Tensor, ...]:
+    inputs = [tensor.detach().requires_grad_() for tensor in inputs]
     with torch.enable_grad():
         query, key, value = inputs
         result = scaled_dot_product_attention(
@@ -65,12 +77,15 @@ def _gradients_of_plain(
 
 def _part(
     inputs: list[torch.Tensor],
+    sinks: torch.Tensor | None,
     gradient: torch.Tensor,
     mask: torch.Tensor | None,
     row: int,
     scoring: Scoring,
-) -> tuple[torch.Tensor, ...]:
-    """Return the gradients of a row of the batch, with capped scores, which PyTorch has not."""
+) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients of a row of the batch, with what PyTorch's attention has not: a cap of
+    scores, and sinks, whose gradient is the last one.
+    """
     part = slice(row, row + 1)
     query, key, value = own = [tensor[part].detach().requires_grad_() for tensor in inputs]
     if mask is None:
@@ -81,10 +96,17 @@ def _part(
     with torch.enable_grad():
         keys, values = _repeated(query, key, value)
         scores = query.float() @ keys.float().mT * scoring.scale
-        capped = (scores / scoring.soft_cap).tanh() * scoring.soft_cap
-        weights = capped.masked_fill(~seen, -torch.inf).softmax(-1)
+        if scoring.soft_cap:
+            scores = (scores / scoring.soft_cap).tanh() * scoring.soft_cap
+        scores = scores.masked_fill(~seen, -torch.inf)
+        if sinks is None:
+            result = scores.softmax(-1) @ values.float()
+            return *torch.autograd.grad(result, own, gradient[part].float()), None
+        sink = sinks.detach().float().requires_grad_()
+        column = sink.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        weights = torch.cat((scores, column), -1).softmax(-1)[..., :-1]
         result = weights @ values.float()
-    return torch.autograd.grad(result, own, gradient[part].float())
+    return torch.autograd.grad(result, [*own, sink], gradient[part].float())
 
 
 def _repeated(

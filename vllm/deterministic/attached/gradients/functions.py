@@ -19,6 +19,7 @@ __all__ = ["elementwise", "gated"]
 
 _FORMULAS: dict[Function, Callable[[torch.Tensor], torch.Tensor]] = {
     Function.TANH: torch.tanh,
+    Function.SIGMOID: torch.sigmoid,
     Function.RELU: functional.relu,
     Function.SQUARED_RELU: lambda x: functional.relu(x).square(),
     Function.SILU: functional.silu,

@@ -8,6 +8,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from vllm.deterministic.mixtures import experts, routing
+from vllm.deterministic.mixtures.routing import Routing
 
 from .asked import is_asked
 
@@ -15,15 +16,15 @@ __all__ = ["route", "weighted_sums"]
 
 
 def route(
-    logits: torch.Tensor, count: int, *, is_renormalised: bool
+    logits: torch.Tensor, how: Routing, correction: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the weights and indices of the experts of each token (`routing.route`).
 
     Weights have gradients; which experts are chosen has none, as in Transformers.
     """
     if is_asked(logits):
-        return _Routing.apply(logits, count, is_renormalised)
-    return routing.route(logits, count, is_renormalised=is_renormalised)
+        return _Routing.apply(logits, how, correction)
+    return routing.route(logits, how, correction)
 
 
 def weighted_sums(outputs: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -36,27 +37,28 @@ def weighted_sums(outputs: torch.Tensor, weights: torch.Tensor, dtype: torch.dty
 class _Routing(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, logits: torch.Tensor, count: int, is_renormalised: bool
+        ctx: Any, logits: torch.Tensor, how: Routing, correction: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        weights, indices = routing.route(logits, count, is_renormalised=is_renormalised)
+        weights, indices = routing.route(logits, how, correction)
         ctx.mark_non_differentiable(indices)
-        ctx.save_for_backward(logits, weights, indices)
-        ctx.is_renormalised = is_renormalised
+        ctx.save_for_backward(logits, indices)
+        ctx.how = how
         return weights, indices
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor, _: Any) -> Any:
-        logits, weights, indices = ctx.saved_tensors
-        products = gradient * weights
-        total = products.sum(-1, keepdim=True)
-        if ctx.is_renormalised:  # the softmax of the chosen logits
-            of_logits = torch.zeros_like(logits, dtype=torch.float32)
-            of_logits.scatter_(1, indices, products - weights * total)
-        else:
-            of_logits = logits.float().softmax(-1) * -total
-            of_logits.scatter_add_(1, indices, products)
-        return of_logits.to(logits.dtype), None, None
+        logits, indices = ctx.saved_tensors
+        how: Routing = ctx.how
+        logits = logits.detach().requires_grad_()
+        with torch.enable_grad():
+            numbers = logits.float()
+            scores = numbers.sigmoid() if how.scoring == "sigmoid" else numbers.softmax(-1)
+            weights = scores.gather(1, indices)
+            if how.is_renormalised:
+                weights = weights / weights.sum(-1, keepdim=True)
+            weights = weights * how.factor
+        return *torch.autograd.grad(weights, logits, gradient), None, None
 
 
 class _WeightedSums(torch.autograd.Function):
