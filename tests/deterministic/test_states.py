@@ -12,6 +12,7 @@ from torch import nn
 
 from tests.deterministic.states_models import config_of, write_model
 from tests.kernels.portable_cases import assert_same, numbers
+from vllm.deterministic.states.engine import check_states
 
 MIXER = {
     "hidden_size": 64,
@@ -248,12 +249,11 @@ def test_where_states_are(block_size: int, slots: list[int]) -> None:
 
 
 # --- what is refused ------------------------------------------------------------------------------
-def refused(config: Any, layer: Any, sentence: str, **changed: Any) -> None:
+def refused(config: Any, layer: Any, sentence: str) -> None:
     from vllm.deterministic.layers import use_portable_layers
 
-    other: Any = SimpleNamespace(**{**vars(config), **changed})
     with pytest.raises(ValueError, match=f"deterministic=True cannot compute .*{sentence}"):
-        use_portable_layers(nn.ModuleDict({"layer": layer}), other)
+        use_portable_layers(nn.ModuleDict({"layer": layer}), config)
 
 
 @pytest.mark.parametrize(
@@ -261,23 +261,34 @@ def refused(config: Any, layer: Any, sentence: str, **changed: Any) -> None:
     [
         (
             {"parallel_config": SimpleNamespace(tensor_parallel_size=2)},
-            r"mixer \(MambaMixer2\): its states are not split between ranks",
+            "states are not split between ranks: use tensor_parallel_size=1",
         ),
-        ({"speculative_config": object()}, "a rejected draft would stay in its states"),
-        ({"lora_config": object()}, "adapters of models with states are not tested"),
+        (
+            {"speculative_config": object()},
+            "a rejected draft would stay in them: leave speculative_config out",
+        ),
+        ({"lora_config": object()}, "adapters are not tested with them: leave enable_lora out"),
     ],
     ids=["ranks", "drafts", "adapters"],
 )
 def test_engines_that_are_refused(configured: Any, changed: dict[str, Any], sentence: str) -> None:
-    refused(configured, mixer(configured), sentence, **changed)
+    config = with_states(configured, **changed)
+    with pytest.raises(ValueError, match=f"layers of this model keep states, and {sentence}"):
+        check_states(config)
+    check_states(with_states(configured))
 
 
 def test_gpus_are_refused(configured: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm.deterministic.states import taken
+    platform = SimpleNamespace(is_cpu=lambda: False)
+    monkeypatch.setattr("vllm.deterministic.states.engine.current_platform", platform)
+    with pytest.raises(ValueError, match="GPUs have no kernels yet: leave the flag out"):
+        check_states(with_states(configured))
 
-    layer = mixer(configured)
-    monkeypatch.setattr(taken, "current_platform", SimpleNamespace(is_cpu=lambda: False))
-    refused(configured, layer, "states are computed on CPUs alone")
+
+def with_states(config: Any, **changed: Any) -> Any:
+    """A configuration of a model whose layers keep states."""
+    model = SimpleNamespace(has_inner_state=True)
+    return SimpleNamespace(**{**vars(config), "model_config": model, **changed})
 
 
 def test_other_layers_are_refused(configured: Any) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vllm.deterministic.latent_attention import attend_over_heads
 from vllm.fork.flags.settled_warnings import leave_out_eager
 from vllm.fork.startup.attention_backend import chosen_backends
 from vllm.fork.startup.decode_graphs import run_uncompiled
@@ -73,6 +74,7 @@ def _prepare_portable(args: EngineArgs, flags: ForkFlags) -> None:
     if current_platform.is_cuda():
         _choose_gpu_layers(args)
     _choose_execution(args)
+    attend_over_heads(args)
     if flags.split_qkv is not None:
         logger.info("deterministic: split_qkv changes nothing, each row's bits are its own.")
 
@@ -169,7 +171,7 @@ def _excluded(args: EngineArgs, flags: ForkFlags) -> dict[str, tuple[object, str
         'hf_compat="exact"': (
             flags.hf_compat == "exact",
             "one promises the same bits everywhere and the other those of this machine's PyTorch "
-            "(hf_compat=True goes with it)",
+            "(hf_compat=True goes with deterministic=True)",
         ),
         f"quantization={args.quantization!r}": (
             args.quantization is not None,

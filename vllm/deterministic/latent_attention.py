@@ -7,33 +7,43 @@ and they are what is kept. (DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1.)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from vllm.fork.flags.fork_flags import ForkFlags
 from vllm.logger import init_logger
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig
+    from vllm.engine.arg_utils import EngineArgs
 
 logger = init_logger(__name__)
 
 
-def attend_over_heads(vllm_config: VllmConfig) -> None:
-    """Let models with latent attention make their other attention layer, in place.
+def attend_over_heads(args: EngineArgs) -> None:
+    """Let the model of an engine, if it has latent attention, make its other attention layer.
 
     It is vLLM's own for ``VLLM_MLA_DISABLE=1``, which would hold for all engines of a process.
+
+    Args:
+        args: changed in place; their configuration of the model is known before all else.
     """
-    model = vllm_config.model_config
-    if not ForkFlags.of(vllm_config).is_portable or not model.is_deepseek_mla:
-        return
+    create: Callable[[], ModelConfig] = args.create_model_config
+    args.create_model_config = partial(_over_heads, create)  # type: ignore[method-assign]
+
+
+def _over_heads(create: Callable[[], ModelConfig]) -> ModelConfig:
+    model = create()
+    if not model.is_deepseek_mla:
+        return model
     text = model.hf_text_config
     head_size = getattr(text, "qk_nope_head_dim", 0) + getattr(text, "qk_rope_head_dim", 0)
     arch = replace(model.model_arch_config, is_deepseek_mla=False, head_size=head_size)
     model.model_arch_config = arch
     latent = text.kv_lora_rank + text.qk_rope_head_dim
-    heads = model.get_num_kv_heads(vllm_config.parallel_config)
     logger.info(
-        "deterministic: keys and values of each head are kept, %.0f times the memory of latents.",
-        heads * (4 * head_size + 2) / (2 * latent),
+        "deterministic: keys and values of each head are kept, %.1f times the memory of latents.",
+        arch.total_num_kv_heads * (4 * head_size + 2) / (2 * latent),
     )
+    return model

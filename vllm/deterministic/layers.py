@@ -101,7 +101,7 @@ def use_portable_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
     add_parts_of_shared_experts(model)
     for name, layer in vllm_config.compilation_config.static_forward_context.items():
         if isinstance(layer, MambaBase):
-            _use_portable_states(name, layer, vllm_config)
+            _use_portable_states(name, layer)
         elif isinstance(layer, AttentionLayerBase):  # not all are submodules
             _use_portable_attention(name, layer)
     has_graphs = bool(vllm_config.compilation_config.cudagraph_mode)
@@ -203,11 +203,11 @@ def _use_portable_product(name: str, layer: LinearBase, model: ModelConfig) -> N
     layer.quant_method = PortableLinearMethod()
 
 
-def _use_portable_states(name: str, layer: MambaBase, vllm_config: VllmConfig) -> None:
+def _use_portable_states(name: str, layer: MambaBase) -> None:
     # Most models have none of these layers, whose classes take long to import.
     from vllm.deterministic.states.taken import use_portable_states
 
-    use_portable_states(name, layer, vllm_config)
+    use_portable_states(name, layer)
 
 
 def _use_portable_attention(name: str, layer: Any) -> None:

@@ -6,7 +6,7 @@ from copy import copy
 from typing import TYPE_CHECKING
 
 from vllm.deterministic import engine_args as deterministic
-from vllm.deterministic.latent_attention import attend_over_heads
+from vllm.deterministic.states.engine import check_states
 from vllm.fork.flags.command_line import ending_commands
 from vllm.fork.flags.flag_values import FlagValue, log_decisions
 from vllm.fork.flags.fork_flags import ForkFlags, add_cli_args
@@ -109,7 +109,7 @@ def prepare_engine_config(
     if takes_own_model(vllm_config, given):
         given.hf_compat = "exact"
         return given.create_engine_config(usage_context, headless)
-    attend_over_heads(vllm_config)
+    check_states(vllm_config)
     check_head_size(vllm_config)
     if ForkFlags.of(vllm_config).hf_compat:
         use_hf_semantics(vllm_config)

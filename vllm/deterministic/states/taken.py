@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -22,10 +22,6 @@ from vllm.model_executor.layers.mamba.gdn.olmo_gdn_linear_attn import (
 from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
 from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
 from vllm.model_executor.layers.mamba.short_conv import ShortConv
-from vllm.platforms import current_platform
-
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
 
 
 class _Kind(NamedTuple):
@@ -51,13 +47,12 @@ _KINDS: dict[type[nn.Module], _Kind] = {
 """By exact class: a subclass may compute something else."""
 
 
-def use_portable_states(name: str, layer: Any, vllm_config: VllmConfig) -> None:
+def use_portable_states(name: str, layer: Any) -> None:
     """Give a layer with states, which is not loaded yet, portable bits.
 
     Args:
         name: of the layer.
         layer: a ``MambaBase``.
-        vllm_config: of the engine.
 
     Raises:
         ValueError: it cannot have them; the sentence names it.
@@ -66,10 +61,11 @@ def use_portable_states(name: str, layer: Any, vllm_config: VllmConfig) -> None:
         return
     kind = _KINDS.get(type(layer))
     if kind is None:
-        raise refusal(name, layer, "states of this kind of layer are not specified")
-    for reason, is_given in _objections(vllm_config).items():
-        if is_given:
-            raise refusal(name, layer, reason)
+        reason = (
+            "states of this kind of layer are not specified; on CPUs "
+            'hf_compat="exact" computes them, without deterministic=True'
+        )
+        raise refusal(name, layer, reason)
     if (objection := kind.objection(layer)) is not None:
         raise refusal(name, layer, objection)
     convolution = getattr(layer, kind.convolution)
@@ -77,15 +73,3 @@ def use_portable_states(name: str, layer: Any, vllm_config: VllmConfig) -> None:
         raise refusal(name, layer, "its convolution is quantised")
     convolution.quant_method = ConvolutionMethod()
     kind.use(layer)
-
-
-def _objections(vllm_config: VllmConfig) -> dict[str, bool]:
-    """Return what no layer with states has, and whether the engine asks for it."""
-    return {
-        "states are computed on CPUs alone": not current_platform.is_cpu(),
-        "its states are not split between ranks": (
-            vllm_config.parallel_config.tensor_parallel_size > 1
-        ),
-        "a rejected draft would stay in its states": vllm_config.speculative_config is not None,
-        "adapters of models with states are not tested": vllm_config.lora_config is not None,
-    }

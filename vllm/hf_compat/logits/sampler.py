@@ -10,8 +10,10 @@ import numpy as np
 import torch
 
 from vllm.config.model import LogprobsMode
+from vllm.fork.flags.fork_flags import ForkFlags
 from vllm.fork.models.runners import remember_runner
 from vllm.fork.on_device import on_device
+from vllm.fork_kernels.portable.logits import portable_log_softmax
 from vllm.hf_compat.call.request import HFRequest
 from vllm.hf_compat.logits.batch import Batch, Group, Rows
 from vllm.hf_compat.logits.beam_search import BeamSearch
@@ -51,6 +53,8 @@ class HFSampler(OrderedLogprobs):
     def __init__(self, runner: GPUModelRunner, upstream: Sampler) -> None:
         super().__init__(upstream.logprobs_mode, upstream.use_fp64_gumbel)
         self._runner = runner
+        if ForkFlags.of(runner.vllm_config).is_portable:
+            self.compute_logprobs = portable_log_softmax  # as deterministic mode's own sampler
         self._batch = Batch(
             runner.max_num_reqs,
             runner.model_config.get_vocab_size(),
