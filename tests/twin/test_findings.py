@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,8 +21,8 @@ from transformers import (
 
 from tests.deterministic.states_models import CHANGES, config_of
 from tests.twin.cases import finding_of
-from vllm.deterministic.states import mamba2
 from vllm.hf_layers import replacement
+from vllm.hf_layers.models import ROWS
 from vllm.model_executor.layers.attention import Attention
 from vllm.twin import examination, transformers_side
 
@@ -138,8 +139,10 @@ def test_deterministic_layers_with_states_decide(monkeypatch: pytest.MonkeyPatch
     config = config_of("falcon_h1, gated norm")
     assert finding_of(config).agreement == "differs"
     assert finding_of(config, "bfloat16", deterministic=True).agreement == "rounding"
-    other = mamba2._FORMULAS["falcon_h1"]._replace(norm_first="")
-    monkeypatch.setitem(mamba2._FORMULAS, "falcon_h1", other)
+    formula = ROWS["falcon_h1"].mixer
+    assert formula is not None
+    other = replace(ROWS["falcon_h1"], mixer=replace(formula, norm_first=""))
+    monkeypatch.setitem(ROWS, "falcon_h1", other)
     assert finding_of(config, "bfloat16", deterministic=True).agreement == "differs"
 
 

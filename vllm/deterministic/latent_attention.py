@@ -30,7 +30,7 @@ def attend_over_heads(args: EngineArgs) -> None:
         args: changed in place; their configuration of the model is known before all else.
     """
     create: Callable[[], ModelConfig] = args.create_model_config
-    args.create_model_config = partial(_over_heads, create)  # type: ignore[method-assign]
+    args.create_model_config = partial(_over_heads, create)
 
 
 def _over_heads(create: Callable[[], ModelConfig]) -> ModelConfig:

@@ -18,6 +18,25 @@ Value = Any | Callable[["PreTrainedConfig"], Any]
 
 
 @dataclass(frozen=True)
+class MixerFormula:
+    """How the mixers of Mamba 2 differ between types of models.
+
+    Attributes:
+        limits: field of the configuration with both limits of the time step.
+        least: field with the lower limit alone.
+        has_groups: whether the norm is over the heads of a group.
+        norm_first: field that says whether the norm comes before the gate.
+        epsilon: of the norm; None for that of vLLM's layer.
+    """
+
+    limits: str = ""
+    least: str = ""
+    has_groups: bool = False
+    norm_first: str = ""
+    epsilon: float | None = None
+
+
+@dataclass(frozen=True)
 class ModelFacts:
     """A type of models.
 
@@ -41,6 +60,7 @@ class ModelFacts:
         mixture: "plain" if experts in Transformers are a ``gate`` that routes, and ``experts`` with
             all weights in two tensors, with nothing but reshapes around them; "shared" if there is
             an expert for all tokens as well, whose layers vLLM computes.
+        mixer: the formula of its mixers of Mamba 2, if it has them.
     """
 
     definition: str = ""
@@ -54,6 +74,7 @@ class ModelFacts:
     attention: Literal["sdpa", "alibi", "multi_query"] = "sdpa"
     scales_query: bool = False
     mixture: Literal["", "plain", "shared"] = ""
+    mixer: MixerFormula | None = None
 
 
 def _first_sparse_layer(config: PreTrainedConfig) -> int:
@@ -91,6 +112,11 @@ ROWS: dict[str, ModelFacts] = {
             "vLLM does not"
         },
     ),
+    "falcon_h1": ModelFacts(
+        mixer=MixerFormula(
+            limits="time_step_limit", has_groups=True, norm_first="mamba_norm_before_gate"
+        )
+    ),
     "flex_olmo": ModelFacts(mixture="plain"),
     "gemma3n_text": ModelFacts(definition="gemma3n"),
     "glm4_moe_lite": ModelFacts(implied={"first_k_dense_replace": _first_sparse_layer}),
@@ -101,6 +127,7 @@ ROWS: dict[str, ModelFacts] = {
         products="conv1d",
     ),
     "gpt_oss": ModelFacts(has_windows_by_layer=True, has_constant_epsilon=True),
+    "granitemoehybrid": ModelFacts(mixer=MixerFormula(limits="time_step_limit")),
     "hy_v3": ModelFacts(
         implied={
             "qk_norm": True,
@@ -116,11 +143,13 @@ ROWS: dict[str, ModelFacts] = {
         }
     ),
     "llama4_text": ModelFacts(definition="llama4"),
+    "mamba2": ModelFacts(mixer=MixerFormula(limits="time_step_limit")),
     "minimax_m2": ModelFacts(
         implied={"scoring_func": "sigmoid", "use_routing_bias": True, "rotary_dim": _rotated_part}
     ),
     "ministral3": ModelFacts(definition="ministral3"),
     "mixtral": ModelFacts(mixture="plain"),
+    "nemotron_h": ModelFacts(mixer=MixerFormula(least="time_step_min", has_groups=True)),
     "olmo_hybrid": ModelFacts(definition="olmo_hybrid"),
     "olmoe": ModelFacts(has_constant_epsilon=True, mixture="plain"),
     "opt": ModelFacts(scales_query=True),
@@ -131,6 +160,7 @@ ROWS: dict[str, ModelFacts] = {
     "qwen3_moe": ModelFacts(mixture="plain"),
     "stablelm": ModelFacts(definition="stablelm"),
     "xglm": ModelFacts(scales_query=True),
+    "zamba2": ModelFacts(mixer=MixerFormula(least="time_step_min", has_groups=True, epsilon=1e-5)),
 }
 
 _OF_OTHERS = ModelFacts()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -16,44 +16,15 @@ from vllm.deterministic.states.convolution import convolve
 from vllm.deterministic.states.gated_norm import GatedNorm, use_gated_norm
 from vllm.deterministic.states.metadata import StatesMetadata
 from vllm.fork_kernels.portable.states import portable_mamba2_scan
+from vllm.hf_layers.models import MixerFormula, facts_of
 from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
 from vllm.model_executor.model_loader.weight_utils import sharded_weight_loader
 from vllm.model_executor.utils import set_weight_attrs
 
 
-class _Formula(NamedTuple):
-    """What differs between types of models, as Transformers has it.
-
-    Attributes:
-        limits: field of the configuration with both limits of the time step.
-        least: field with the lower limit alone.
-        has_groups: whether the norm is over the heads of a group.
-        norm_first: field that says whether the norm comes before the gate.
-        epsilon: of the norm; None for that of the layer.
-    """
-
-    limits: str = ""
-    least: str = ""
-    has_groups: bool = False
-    norm_first: str = ""
-    epsilon: float | None = None
-
-
-_FORMULAS = {
-    "mamba2": _Formula(limits="time_step_limit"),
-    "granitemoehybrid": _Formula(limits="time_step_limit"),
-    "falcon_h1": _Formula(
-        limits="time_step_limit", has_groups=True, norm_first="mamba_norm_before_gate"
-    ),
-    "zamba2": _Formula(least="time_step_min", has_groups=True, epsilon=1e-5),
-    "nemotron_h": _Formula(least="time_step_min", has_groups=True),
-}
-"""By the ``model_type`` of a configuration."""
-
-
 def objection(layer: MambaMixer2) -> str | None:
     """Return why a mixer cannot be computed; None if it can."""
-    if layer.model_config.hf_text_config.model_type not in _FORMULAS:
+    if facts_of(layer.model_config.hf_text_config).mixer is None:
         return "the mixer of this type of models is not specified"
     if layer.activation not in ("silu", "swish"):
         return f"the activation {layer.activation} of its convolution is not specified"
@@ -63,7 +34,8 @@ def objection(layer: MambaMixer2) -> str | None:
 def use_mixer(layer: MambaMixer2) -> None:
     """Let a mixer, which is not loaded yet, compute with portable bits."""
     config = layer.model_config.hf_text_config
-    formula = _FORMULAS[config.model_type]
+    formula = facts_of(config).mixer
+    assert formula is not None
     _keep_logarithm(layer)
     columns = layer.intermediate_size
     use_gated_norm(
@@ -92,7 +64,7 @@ def _keep_logarithm(layer: MambaMixer2) -> None:
     set_weight_attrs(layer.A, {"weight_loader": sharded_weight_loader(0)})
 
 
-def _limits(config: Any, formula: _Formula) -> tuple[float, float]:
+def _limits(config: Any, formula: MixerFormula) -> tuple[float, float]:
     if formula.least:
         return float(getattr(config, formula.least)), math.inf
     least, most = getattr(config, formula.limits)
