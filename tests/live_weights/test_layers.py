@@ -348,3 +348,21 @@ def test_what_is_not_known_stays_upstreams_or_is_refused(load_model: LoadModel, 
     if mode != "none":
         with pytest.raises(ValueError, match=r"cannot be changed, since latent attention keeps"):
             model.load_weights(tensors_of(folder))
+
+
+def test_a_packed_parameter_that_is_copied_to(load_model: LoadModel) -> None:
+    """Some models copy, and ask no loader (gpt-oss's experts)."""
+    model, _ = live_model(load_model, "mixtral-8x7b", "deterministic")
+    experts = next(one for one in model.modules() if isinstance(one, RoutedExperts))
+    method: Any = experts.quant_method
+    x = torch.randn(5, experts.moe_config.hidden_dim, generator=torch.Generator().manual_seed(1))
+    ids = torch.tensor([[0, 1]] * 5)
+    weights = torch.ones(5, 2)
+    assert method.weighted_sums(x.bfloat16(), weights, ids).any()
+    live = live_weights_of(model)
+    assert live is not None
+    version = live.version
+    with torch.no_grad():
+        experts.w2_weight.copy_(torch.zeros(experts.w2_weight.shape))
+    assert not method.weighted_sums(x.bfloat16(), weights, ids).any()
+    assert live.version > version

@@ -39,6 +39,12 @@ def _over_heads(create: Callable[[], ModelConfig]) -> ModelConfig:
         return model
     text = model.hf_text_config
     head_size = getattr(text, "qk_nope_head_dim", 0) + getattr(text, "qk_rope_head_dim", 0)
+    if text.v_head_dim > head_size:
+        raise ValueError(
+            f"deterministic=True: heads of this latent attention have {text.v_head_dim} numbers of "
+            f"values and {head_size} of keys, and more values than keys are not specified: leave "
+            "the flag out."
+        )
     arch = replace(model.model_arch_config, is_deepseek_mla=False, head_size=head_size)
     model.model_arch_config = arch
     latent = text.kv_lora_rank + text.qk_rope_head_dim

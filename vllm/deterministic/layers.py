@@ -45,6 +45,7 @@ from vllm.deterministic.transformers_backend import portable_hf_module
 from vllm.fork.models.decoder_forward import use_one_operator
 from vllm.fork.models.modules import replace_modules
 from vllm.fork.models.norm_kind import norm_kind
+from vllm.fork_kernels.portable.attention import HEAD_SIZES
 from vllm.model_executor.custom_op import CustomOp
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
@@ -68,8 +69,6 @@ from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
-
-_HEAD_SIZES = range(16, 257, 16)
 
 _ATTENTION = (CPUAttentionBackendImpl, TritonAttentionImpl)
 """What vLLM makes on a CPU, and on a GPU where `engine_args` chooses; both tell their numbers."""
@@ -218,7 +217,7 @@ def _use_portable_attention(name: str, layer: Any) -> None:
         raise refusal(name, layer, "only causal attention over keys and values is specified")
     if layer.attn_type != AttentionType.DECODER:
         raise refusal(name, layer, f"{layer.attn_type} attention is not specified")
-    if layer.head_size not in _HEAD_SIZES or layer.head_size_v != layer.head_size:
+    if layer.head_size not in HEAD_SIZES or layer.head_size_v != layer.head_size:
         raise refusal(name, layer, "heads must be of 16, 32, ... 256 numbers")
     slopes = implementation.alibi_slopes
     if slopes is not None and (slopes := portable_slopes(slopes)) is None:

@@ -9,6 +9,8 @@ from torch.nn.functional import pad
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.models.opt.modeling_opt import OPTAttention
 
+from vllm.fork_kernels.portable.attention import HEAD_SIZES
+
 from ..refusal import attach_refusal as refusal
 from .attention import Scoring
 from .gradients.attention import attention
@@ -79,7 +81,12 @@ def attend(
     scale = getattr(module, "portable_scaling", scaling)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     scoring = Scoring(scale, sliding_window or 0, softcap or 0.0)
-    missing = query.shape[-1] - value.shape[-1]  # of latent attention; the kernel has one size
+    size, missing = query.shape[-1], query.shape[-1] - value.shape[-1]  # of latent attention
+    if size not in HEAD_SIZES or missing < 0:
+        raise refusal(
+            type(module).__name__,
+            "heads must be of 16, 32, ... 256 numbers, and values have no more than keys",
+        )
     result = attention(query, key, pad(value, (0, missing)), layout, scoring, s_aux)
     return result[..., : value.shape[-1]], None
 

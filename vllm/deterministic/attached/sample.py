@@ -30,5 +30,7 @@ def largest_difference(one: torch.Tensor, other: torch.Tensor) -> float:
 
 def difference(one: torch.Tensor, other: torch.Tensor) -> float:
     """Return the Frobenius norm of the difference, relative to `one`; infinite for NaN."""
+    if torch.equal(one, other):  # zeros have no relative error
+        return 0.0
     norm = float((one.double() - other.double()).norm() / one.double().norm())
     return norm if norm == norm else float("inf")

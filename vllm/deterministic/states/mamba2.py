@@ -26,6 +26,8 @@ def objection(layer: MambaMixer2) -> str | None:
     """Return why a mixer cannot be computed; None if it can."""
     if facts_of(layer.model_config.hf_text_config).mixer is None:
         return "the mixer of this type of models is not specified"
+    if layer.conv_kernel_size < 2:
+        return "a convolution over one token is not specified"
     if layer.activation not in ("silu", "swish"):
         return f"the activation {layer.activation} of its convolution is not specified"
     return None

@@ -155,10 +155,15 @@ class LiveWeights:
             loader = live.param.weight_loader
             live.param = stand_in(live.form, live.param.device)
             live.param.weight_loader = loader
+            # Some models copy to a parameter, and ask no loader (gpt-oss's experts).
+            live.param.copy_ = partial(self._loader_of(live, default_weight_loader), live.param)
             layer._parameters[live.name.rpartition(".")[2]] = live.param
 
-    def _loader_of(self, live: LiveParameter) -> Callable[..., Any]:
-        upstream = getattr(live.form, "weight_loader", default_weight_loader)
+    def _loader_of(
+        self, live: LiveParameter, upstream: Callable[..., Any] | None = None
+    ) -> Callable[..., Any]:
+        if upstream is None:
+            upstream = getattr(live.form, "weight_loader", default_weight_loader)
 
         @wraps(upstream)
         def load(param: Any, loaded_weight: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

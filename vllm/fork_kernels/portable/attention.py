@@ -15,11 +15,15 @@ from vllm.fork_kernels.portable.product import PackedWeight
 from vllm.fork_kernels.portable.rotary import portable_rotate
 
 __all__ = [
+    "HEAD_SIZES",
     "attention_cache_shape",
     "portable_append",
     "portable_attention",
     "portable_rotate_append",
 ]
+
+HEAD_SIZES = range(16, 257, 16)
+"""That the kernels take."""
 
 TILE_TOKENS = 16
 """Cache blocks hold a multiple of this many tokens."""
