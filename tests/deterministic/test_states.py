@@ -140,7 +140,7 @@ def step(config: Any, layer: Any, x: torch.Tensor, *requests: tuple[int, int, bo
     slots, counts, has_state = zip(*requests, strict=True)
     starts = torch.tensor([0, *counts]).cumsum(0).int()
     metadata = StatesMetadata(
-        torch.tensor(slots, dtype=torch.int32), starts, torch.tensor(has_state), len(x)
+        torch.tensor(slots, dtype=torch.int32), starts, torch.tensor(has_state)
     )
     with (
         torch.no_grad(),
@@ -239,7 +239,6 @@ def test_where_states_are(block_size: int, slots: list[int]) -> None:
         query_start_loc=torch.tensor([0, 3, 4, 6, 6], dtype=torch.int32),
         seq_lens=torch.tensor([7, 8, 2, 0], dtype=torch.int32),
         block_table_tensor=torch.tensor([[5, 6], [3, 4], [9, 0], [0, 0]], dtype=torch.int32),
-        num_actual_tokens=6,
     )
     metadata = builder.build(0, common)
     assert metadata.slots.tolist() == slots

@@ -5,8 +5,9 @@ The arithmetic is specified in ``docs/numerics``.
 * :mod:`.engine_args` - what it asks of an engine.
 * :mod:`.layers` - gives each layer of a model its portable form: :mod:`.linear` (with
   :mod:`.equalisation`), :mod:`.norms`, :mod:`.activations` and :mod:`.elementwise`,
-  :mod:`.attention`, :mod:`.gates`, :mod:`.states`, :mod:`.positions`, :mod:`.mixtures`,
-  :mod:`.lora`, :mod:`.multipliers`, :mod:`.logits`, :mod:`.transformers_backend`.
+  :mod:`.attention`, :mod:`.latent_attention`, :mod:`.gates`, :mod:`.parallel_branches`,
+  :mod:`.states`, :mod:`.positions`, :mod:`.mixtures`, :mod:`.lora`, :mod:`.logits`,
+  :mod:`.transformers_backend`.
 * :mod:`.fusion` - finds the product that takes a norm's digits.
 * :mod:`.decoder` - computes all layers of some models as one operator on CPUs;
   :mod:`.decoder_layers` says of which.

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vllm.fork.models.modules import class_name
 from vllm.fork_kernels.portable.functions import Function, portable_map
 
 _GATED = "vllm.model_executor.models.qwen3_next.Qwen3NextAttention"
@@ -15,8 +16,7 @@ _GATED = "vllm.model_executor.models.qwen3_next.Qwen3NextAttention"
 
 def use_portable_gate(layer: nn.Module) -> None:
     """Give the gate of attention a portable sigmoid, if `layer` is attention that has one."""
-    kind = type(layer)
-    if f"{kind.__module__}.{kind.__qualname__}" == _GATED:
+    if class_name(layer) == _GATED:
         layer.forward = partial(_forward, layer)
 
 

@@ -43,7 +43,7 @@ from vllm.deterministic.states.convolution import ConvolutionMethod
 from vllm.deterministic.states.gated_norm import has_portable_gate
 from vllm.deterministic.transformers_backend import portable_hf_module
 from vllm.fork.models.decoder_forward import use_one_operator
-from vllm.fork.models.modules import replace_modules
+from vllm.fork.models.modules import class_name, replace_modules
 from vllm.fork.models.norm_kind import norm_kind
 from vllm.fork_kernels.portable.attention import HEAD_SIZES
 from vllm.model_executor.custom_op import CustomOp
@@ -229,8 +229,7 @@ def _use_portable_attention(name: str, layer: Any) -> None:
 
 def _norm_of(layer: nn.Module) -> Any:
     """Return the forward of a norm over rows, with its source before it; None for other layers."""
-    kind = norm_kind(layer)
-    known = _NORMS.get(kind) or _NORMS_OF_MODELS.get(f"{kind.__module__}.{kind.__qualname__}")
+    known = _NORMS.get(norm_kind(layer)) or _NORMS_OF_MODELS.get(class_name(layer))
     weight = getattr(layer, "weight", None)
     return None if weight is not None and weight.dim() > 1 else known
 

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from vllm.fork.models.modules import class_name
+
 _COHERE = "vllm.model_executor.models.commandr.CohereDecoderLayer"
 
 
 def use_portable_sum(layer: nn.Module) -> None:
     """Let a layer of Cohere's add attention to the residual first, as in Transformers."""
-    kind = type(layer)
-    if f"{kind.__module__}.{kind.__qualname__}" == _COHERE:
+    if class_name(layer) == _COHERE:
         layer.forward = partial(_forward, layer)
 
 

@@ -40,13 +40,13 @@ def portable_hf_module(name: str, module: nn.Module, max_length: int) -> nn.Modu
     use_rotations(module)
     if (function := function_of(module)) is not None:
         return PortableActivation(function)
-    if _use_portable_gate(module):
+    if _use_gated_forward(module):
         return module
     adopt_norm(module)
     return module if isinstance(module, Form) else portable_rotary(name, module, max_length)
 
 
-def _use_portable_gate(module: Any) -> bool:
+def _use_gated_forward(module: Any) -> bool:
     """Let an MLP whose gate and up are one product round once behind both; return whether it is
     one. (vLLM's backend makes its own layer of those that are two.)
     """

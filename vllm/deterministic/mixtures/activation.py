@@ -11,9 +11,9 @@ from vllm.deterministic.attached.gradients.functions import elementwise, gated
 from vllm.fork_kernels.portable.functions import Function
 from vllm.fork_kernels.portable.product import PackedWeight
 
-__all__ = ["ClampedGate", "ExpertActivation", "Gate"]
+__all__ = ["LEAST_PRODUCT", "ClampedGate", "ExpertActivation", "Gate"]
 
-_LEAST_PRODUCT = 2.0**-102
+LEAST_PRODUCT = 2.0**-102
 """What is less counts 0, so that nothing is subnormal, where settings of processors differ."""
 
 
@@ -64,4 +64,4 @@ class ClampedGate(ExpertActivation):
         up = up.masked_fill(up > self.limit, self.limit)
         up = up.masked_fill(up < -self.limit, -self.limit)
         product = (up + 1.0) * elementwise(gate.contiguous(), Function.QUICK_GELU)
-        return product.masked_fill(product.abs() < _LEAST_PRODUCT, 0.0).to(gate_up.dtype)
+        return product.masked_fill(product.abs() < LEAST_PRODUCT, 0.0).to(gate_up.dtype)

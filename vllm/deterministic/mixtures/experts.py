@@ -11,14 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm.deterministic.mixtures.activation import ExpertActivation
+from vllm.deterministic.mixtures.activation import LEAST_PRODUCT, ExpertActivation
 from vllm.fork_kernels.portable.product import PackedWeight, portable_product, sum_partials
 
 _MOST_PAIRS = 8192
 """Tokens times their experts that are computed at once, which bounds the memory of outputs."""
-
-_LEAST_PRODUCT = 2.0**-102
-"""What is less counts 0, so that no sum is subnormal, where settings of processors differ."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,7 @@ def weighted_sums(outputs: torch.Tensor, weights: torch.Tensor, dtype: torch.dty
         [num_tokens, hidden_size].
     """
     products = outputs.mul_(weights.unsqueeze(-1))
-    products.masked_fill_(products.abs() < _LEAST_PRODUCT, 0.0)
+    products.masked_fill_(products.abs() < LEAST_PRODUCT, 0.0)
     total = products[:, 0]
     for rank in range(1, products.shape[1]):
         total = total + products[:, rank]

@@ -21,6 +21,7 @@ from vllm.deterministic.refusal import refusal
 from vllm.distributed import tensor_model_parallel_all_gather
 from vllm.fork.live_weights.packed import PackedParameter
 from vllm.fork.models.experts import ExpertsMethod
+from vllm.fork.models.modules import class_name
 from vllm.fork_kernels.portable.functions import Function
 from vllm.fork_kernels.portable.product import (
     PackedWeight,
@@ -155,8 +156,7 @@ def use_portable_experts(name: str, runner: MoERunner) -> None:
 
 
 def _is_known(experts: RoutedExperts) -> bool:
-    kind = type(experts)
-    return kind is RoutedExperts or f"{kind.__module__}.{kind.__qualname__}" in _LOADERS
+    return type(experts) is RoutedExperts or class_name(experts) in _LOADERS
 
 
 def has_portable_experts(layer: nn.Module) -> bool:

@@ -79,8 +79,9 @@ def _of_groups(ranking: torch.Tensor, routing: Routing, best: int) -> torch.Tens
     groups = ranking.unflatten(1, (routing.num_groups, -1))
     values, _ = portable_top_k(groups.flatten(0, 1).contiguous(), best)
     value = values[:, 0] if best == 1 else values[:, 0] + values[:, 1]
-    _, chosen = portable_top_k(value.view(-1, routing.num_groups), routing.num_chosen_groups)
-    is_left_out = torch.ones_like(value, dtype=torch.bool).view(-1, routing.num_groups)
+    value = value.view(-1, routing.num_groups)
+    _, chosen = portable_top_k(value, routing.num_chosen_groups)
+    is_left_out = torch.ones_like(value, dtype=torch.bool)
     is_left_out.scatter_(1, chosen, False)
     return groups.masked_fill(is_left_out.unsqueeze(-1), -torch.inf).flatten(1)
 
@@ -91,10 +92,7 @@ def _weights_of_logits(
     if routing.scoring == "softmax" and routing.is_renormalised:  # the softmax of the chosen
         exponentials = _without_least(portable_map(chosen - chosen[:, :1], Function.EXP))
         return exponentials / _sum(exponentials)
-    if routing.scoring == "softmax":
-        scores = portable_log_softmax(logits).gather(1, indices)
-        return _without_least(portable_map(scores, Function.EXP))
-    return _weights_of_scores(_without_least(portable_map(chosen, Function.SIGMOID)), routing)
+    return _weights_of_scores(_scores(logits, routing).gather(1, indices), routing)
 
 
 def _scores(logits: torch.Tensor, routing: Routing) -> torch.Tensor:

@@ -25,13 +25,11 @@ class StatesMetadata:
         query_start_loc: int32 [num_requests + 1], the first token of each request, and the end.
         has_state: bool [num_requests], whether tokens of the request came before; else its block
             holds anything.
-        num_tokens: of the step.
     """
 
     slots: torch.Tensor
     query_start_loc: torch.Tensor
     has_state: torch.Tensor
-    num_tokens: int
 
 
 class StatesMetadataBuilder(AttentionMetadataBuilder[Any]):
@@ -64,7 +62,6 @@ class StatesMetadataBuilder(AttentionMetadataBuilder[Any]):
             slots=table.gather(1, last.long().unsqueeze(1)).squeeze(1),
             query_start_loc=starts,
             has_state=lengths > starts[1:] - starts[:-1],
-            num_tokens=common.num_actual_tokens,
         )
 
 

@@ -139,7 +139,8 @@ class LiveWeights:
         param: Any = layer._parameters[name]
         live = LiveParameter(full_name, _form_of(layer, name, param), param)
         self._parameters[id(param)] = live
-        param.weight_loader = self._loader_of(live)
+        upstream = getattr(live.form, "weight_loader", default_weight_loader)
+        param.weight_loader = self._loader_of(live, upstream)
         return live
 
     def _stage(
@@ -159,11 +160,8 @@ class LiveWeights:
             live.param.copy_ = partial(self._loader_of(live, default_weight_loader), live.param)
             layer._parameters[live.name.rpartition(".")[2]] = live.param
 
-    def _loader_of(
-        self, live: LiveParameter, upstream: Callable[..., Any] | None = None
-    ) -> Callable[..., Any]:
-        if upstream is None:
-            upstream = getattr(live.form, "weight_loader", default_weight_loader)
+    def _loader_of(self, live: LiveParameter, upstream: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what stands for a loader of a parameter."""
 
         @wraps(upstream)
         def load(param: Any, loaded_weight: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from vllm.fork.models.modules import class_name
 from vllm.fork.models.watched_modules import WatchedModules
 from vllm.model_executor.layers.linear import (
     MergedColumnParallelLinear,
@@ -104,7 +105,7 @@ def norms_of(layer: Any) -> list[Any]:
 
 
 def _name_of(module: Any) -> str:
-    name = f"{type(module).__module__}.{type(module).__qualname__}"
+    name = class_name(module)
     for package in _PACKAGES:
         name = name.removeprefix(package)
     return name

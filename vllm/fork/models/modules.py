@@ -1,4 +1,4 @@
-"""Puts other modules in the place of a model's."""
+"""Names modules by their classes, and puts others in the place of a model's."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ def replace_modules(
         new = replaced[id(module)]
         if new is not None and new is not module:
             put_module(model, name, new)
+
+
+def class_name(module: nn.Module) -> str:
+    """Return where a module's class is, to tell it without importing the file that has it."""
+    return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
 def put_module(model: nn.Module, name: str, module: nn.Module) -> None:
