@@ -22,15 +22,21 @@ from vllm.hf_layers.definition.finding import Finding
 from vllm.hf_layers.engine.exact_models import (
     check_exact,
     could_be_exact,
+    exact_remedy,
     is_forgotten_by_guidance,
     num_state_blocks,
     why_not_exact,
 )
 from vllm.twin.check import _refuse
 
+
+def ranks(tensor: int = 1, pipeline: int = 1) -> Any:
+    return SimpleNamespace(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
+
+
 _SETTINGS: dict[str, Any] = {
     "additional_config": {},
-    "parallel_config": SimpleNamespace(world_size=1),
+    "parallel_config": ranks(),
     "speculative_config": None,
     "kv_transfer_config": None,
     "cache_config": SimpleNamespace(cache_dtype="auto"),
@@ -104,20 +110,34 @@ def test_models_that_guidance_forgets(config: PreTrainedConfig, is_forgotten: bo
 
 
 @pytest.mark.parametrize(
-    ("given", "is_advised"),
+    ("given", "remedy"),
     [
-        (engine(LlamaConfig()), True),
-        (engine(Qwen3NextConfig()), True),
-        (engine(DeepseekV4Config()), False),
-        (engine(LlamaConfig(), ForkFlags(hf_compat=True, deterministic=True)), False),
-        (engine(LlamaConfig(), parallel_config=SimpleNamespace(world_size=2)), False),
-        (engine(LlamaConfig(), speculative_config=object()), False),
-        (engine(LlamaConfig(), cache_config=SimpleNamespace(cache_dtype="fp8")), False),
+        (engine(LlamaConfig()), 'hf_compat="exact"'),
+        (engine(Qwen3NextConfig()), 'hf_compat="exact"'),
+        (engine(DeepseekV4Config()), None),
+        (
+            engine(LlamaConfig(), ForkFlags(hf_compat=True, deterministic=True)),
+            'hf_compat="exact" without deterministic=True',
+        ),
+        (
+            engine(LlamaConfig(), parallel_config=ranks(tensor=2, pipeline=4)),
+            'hf_compat="exact" without tensor_parallel_size=2 and pipeline_parallel_size=4',
+        ),
+        (
+            engine(LlamaConfig(), speculative_config=object()),
+            'hf_compat="exact" without speculative_config',
+        ),
+        (
+            engine(LlamaConfig(), cache_config=SimpleNamespace(cache_dtype="fp8")),
+            'hf_compat="exact" without kv_cache_dtype',
+        ),
     ],
 )
-def test_exact_mode_is_advised_where_it_goes(given: Any, is_advised: bool) -> None:
-    assert could_be_exact(given) is is_advised
+def test_exact_mode_is_advised_with_what_is_in_its_way(given: Any, remedy: str | None) -> None:
+    assert exact_remedy(given) == remedy
+    assert could_be_exact(given) is (remedy == 'hf_compat="exact"')
     with pytest.raises(ValueError, match="use hf_compat=") as refusal:
         _refuse(Finding("differs"), given)
-    assert ('"exact"' in str(refusal.value)) is is_advised
+    assert ('"exact"' in str(refusal.value)) is (remedy is not None)
+    assert (remedy or "") in str(refusal.value)
     assert 'hf_compat="rules", which keeps' in str(refusal.value)

@@ -1,4 +1,4 @@
-"""An engine that does not start for want of a kernel says which mode runs its model."""
+"""An engine that ends for want of a kernel says which mode runs its model."""
 
 from __future__ import annotations
 
@@ -50,13 +50,19 @@ def test_an_engine_without_flags_names_exact_mode(mamba: Path, tmp_path: Path) -
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode != 0
     said = ended.stdout + ended.stderr
-    assert 'for MambaForCausalLM: use hf_compat="exact", which runs' in said, said[-3000:]
+    assert 'of MambaForCausalLM may not run on CPUs: use hf_compat="exact", which runs' in said, (
+        said[-3000:]
+    )
 
 
 def test_the_error_keeps_its_type_and_text(mamba: Path) -> None:
     class Core:
         def __init__(self, vllm_config: VllmConfig, executor_class: type, log_stats: bool) -> None:
             raise NotImplementedError("of an operator")
+
+        def step(self) -> None: ...
+
+        def step_with_batch_queue(self) -> None: ...
 
     decorated: Any = naming_exact_mode(Core)
     config = config_of(mamba)
@@ -65,20 +71,42 @@ def test_the_error_keeps_its_type_and_text(mamba: Path) -> None:
     assert ended.value.__notes__ == [note_on(config)]
 
 
+@pytest.mark.parametrize("name", ["step", "step_with_batch_queue"])
+def test_the_error_of_a_step_has_the_note(mamba: Path, name: str) -> None:
+    class Core:
+        def __init__(self, vllm_config: VllmConfig) -> None:
+            self.vllm_config = vllm_config
+
+        def step(self) -> None:
+            raise AssertionError("of an operator")
+
+        step_with_batch_queue = step
+
+    decorated: Any = naming_exact_mode(Core)
+    config = config_of(mamba)
+    with pytest.raises(AssertionError, match=r"^of an operator\n") as ended:
+        getattr(decorated(config), name)()
+    assert ended.value.__notes__ == [note_on(config)]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "is_named"),
+    ("arguments", "remedy"),
     [
-        ({}, True),
-        ({"hf_compat": "rules"}, True),
-        ({"hf_compat": "exact"}, False),
-        ({"tensor_parallel_size": 2}, False),
+        ({}, 'hf_compat="exact",'),
+        ({"hf_compat": "rules"}, 'hf_compat="exact",'),
+        ({"tensor_parallel_size": 2}, 'hf_compat="exact" without tensor_parallel_size=2,'),
+        ({"kv_cache_dtype": "fp8"}, 'hf_compat="exact" without kv_cache_dtype,'),
     ],
     ids=str,
 )
-def test_exact_mode_is_named_where_it_goes(
-    mamba: Path, arguments: dict[str, Any], is_named: bool
+def test_exact_mode_is_named_with_what_is_in_its_way(
+    mamba: Path, arguments: dict[str, Any], remedy: str
 ) -> None:
-    assert (note_on(config_of(mamba, **arguments)) is not None) is is_named
+    assert f"use {remedy} which runs" in (note_on(config_of(mamba, **arguments)) or "")
+
+
+def test_exact_mode_is_not_named_in_exact_mode(mamba: Path) -> None:
+    assert note_on(config_of(mamba, hf_compat="exact")) is None
 
 
 def test_a_dense_model_has_its_kernels() -> None:

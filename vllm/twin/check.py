@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 from vllm.fork.flags.fork_flags import IS_TWIN, ForkFlags
 from vllm.hf_layers.definition.configuration import config_of
 from vllm.hf_layers.definition.finding import Finding, note_definition
-from vllm.hf_layers.engine.exact_models import RULES, could_be_exact
+from vllm.hf_layers.engine.exact_models import RULES, exact_remedy
 from vllm.logger import init_logger
 from vllm.twin.definition import definition_of, find_or_examine, setting_of
 
@@ -50,16 +50,16 @@ def _advice(finding: Finding, vllm_config: VllmConfig) -> str:
     """Return what to do if the engine ends as its twin did, for which its sizes may be to blame."""
     if _STOPS.match(finding.reason) is None:
         return ""
-    exact = ': use hf_compat="exact"' if could_be_exact(vllm_config) else ""
-    return f" The engine may end in the same error{exact}."
+    remedy = exact_remedy(vllm_config)
+    return f" The engine may end in the same error{f': use {remedy}' if remedy else ''}."
 
 
 def _refuse(finding: Finding, vllm_config: VllmConfig) -> None:
     flags, architecture = ForkFlags.of(vllm_config), vllm_config.model_config.architecture
     given = flags.as_given
     remedy = RULES if flags.hf_compat else f"{RULES}, beside deterministic=True"
-    if could_be_exact(vllm_config):
-        remedy = f'hf_compat="exact", which runs Transformers\' own model, or {remedy}'
+    if (exact := exact_remedy(vllm_config)) is not None:
+        remedy = f"{exact}, which runs Transformers' own model, or {remedy}"
     if finding.agrees_up_to:
         remedy = f"max_model_len={finding.agrees_up_to}, or {remedy}"
     if finding.agreement == "differs":
@@ -81,8 +81,8 @@ def _refuse_what_stops(finding: Finding, vllm_config: VllmConfig) -> None:
         setattr(other, name, default)
         if find_or_examine(other, setting, model_config.max_model_len).agreement != "unknown":
             remedy = "use a model without it"
-            if could_be_exact(vllm_config):
-                remedy += ', or try hf_compat="exact"'
+            if (exact := exact_remedy(vllm_config)) is not None:
+                remedy += f", or try {exact}"
             raise ValueError(
                 f"{flags.as_given} does not go with {name}={getattr(config, name)!r} of "
                 f"{model_config.architecture}, with which a small random model of it ends in "

@@ -84,7 +84,7 @@ def find_or_examine(
     if finding is None and not with_causes:
         finding = kept.find(without)
     if finding is None:
-        logger.info(
+        logger.info_once(
             "Comparing vLLM's definition of the model with Transformers': this takes seconds, and "
             "up to two minutes if they differ."
         )

@@ -49,7 +49,7 @@ class Finding:
         if self.agreement == "bits":
             return "vLLM's definition and Transformers' have equal bits in a small random model"
         if self.agreement == "rounding":
-            return "vLLM's definition computes what Transformers' does, but rounds otherwise"
+            return "vLLM's definition computes the same function as Transformers', up to rounding"
         if self.agreement == "unknown":
             return f"vLLM's definition could not be compared with Transformers': {self.reason}"
         place = f", from {self.module} on" if self.module else ""

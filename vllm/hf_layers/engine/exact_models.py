@@ -145,13 +145,35 @@ def check_exact(config: PreTrainedConfig) -> None:
 
 def could_be_exact(vllm_config: VllmConfig) -> bool:
     """Whether exact mode takes an engine's model, and goes with its settings."""
-    model = vllm_config.model_config
-    excluded = (
-        ForkFlags.of(vllm_config).is_portable,
-        vllm_config.parallel_config.world_size > 1,
-        vllm_config.speculative_config is not None,
-        vllm_config.kv_transfer_config is not None,
-        vllm_config.cache_config.cache_dtype != "auto",
-        model.enable_prompt_embeds,
+    return (
+        not _in_its_way(vllm_config) and why_not_exact(vllm_config.model_config.hf_config) is None
     )
-    return not any(excluded) and why_not_exact(model.hf_config) is None
+
+
+def exact_remedy(vllm_config: VllmConfig) -> str | None:
+    """Return exact mode as advice, with the settings of an engine that it does not go with.
+
+    Returns:
+        None if exact mode does not take the model.
+    """
+    if why_not_exact(vllm_config.model_config.hf_config) is not None:
+        return None
+    settings = " and ".join(_in_its_way(vllm_config))
+    return f'hf_compat="exact" without {settings}' if settings else 'hf_compat="exact"'
+
+
+def _in_its_way(vllm_config: VllmConfig) -> list[str]:
+    """Return an engine's settings with which exact mode does not go, as arguments."""
+    parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    settings = {
+        "deterministic=True": ForkFlags.of(vllm_config).is_portable,
+        f"tensor_parallel_size={parallel.tensor_parallel_size}": parallel.tensor_parallel_size > 1,
+        f"pipeline_parallel_size={parallel.pipeline_parallel_size}": (
+            parallel.pipeline_parallel_size > 1
+        ),
+        "speculative_config": vllm_config.speculative_config is not None,
+        "kv_transfer_config": vllm_config.kv_transfer_config is not None,
+        "kv_cache_dtype": vllm_config.cache_config.cache_dtype != "auto",
+        "enable_prompt_embeds=True": model.enable_prompt_embeds,
+    }
+    return [name for name, is_given in settings.items() if is_given]

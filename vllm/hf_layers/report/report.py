@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from vllm.fork.flags.fork_flags import ForkFlags
 from vllm.hf_layers.definition.finding import Finding, noted_definition
-from vllm.hf_layers.engine.exact_models import could_be_exact
+from vllm.hf_layers.engine.exact_models import exact_remedy
 from vllm.hf_layers.strict import settings_of
 from vllm.logger import init_logger
 
@@ -152,9 +152,8 @@ def check_layers(model: nn.Module, vllm_config: VllmConfig) -> None:
     if not rows:
         return
     named = ", ".join(f"{row.count} {row.kind} ({row.reason})" for row in rows[:_NUM_NAMED])
-    exact = ""
-    if could_be_exact(vllm_config):
-        exact = 'hf_compat="exact", which runs Transformers\' own model, or '
+    remedy = exact_remedy(vllm_config)
+    exact = f"{remedy}, which runs Transformers' own model, or " if remedy else ""
     more = f" and {len(rows) - _NUM_NAMED} more kinds" if len(rows) > _NUM_NAMED else ""
     raise ValueError(
         f'hf_compat="strict" refuses {type(model).__name__}, of which these layers keep vLLM\'s '
