@@ -51,6 +51,8 @@ def _naming(step: Callable[[EngineCore], _T]) -> Callable[[EngineCore], _T]:
 def _noting(vllm_config: VllmConfig) -> Iterator[None]:
     try:
         yield
+    except ValueError:  # says itself what to do
+        raise
     except Exception as error:
         if (note := note_on(vllm_config)) is not None:
             error.add_note(note)
