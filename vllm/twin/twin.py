@@ -116,7 +116,9 @@ class Twin:
         """Write a checkpoint with random weights, for a while."""
         with tempfile.TemporaryDirectory(prefix="vllm-twin-") as folder:
             architectures = self.config.architectures  # before a model writes its own
-            model = _model_of(self.config, self.remote_code, torch.float32)
+            with torch.random.fork_rng(devices=[]):  # some weights keep what they begin with
+                torch.manual_seed(seed)
+                model = _model_of(self.config, self.remote_code, torch.float32)
             randomise(model, seed)
             write_checkpoint(model, Path(folder), architectures)
             del model

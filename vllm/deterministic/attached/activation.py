@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from typing import Any
+
 from torch import nn
+from torch.nn import functional
 from transformers import activations as hf
 
 from vllm.fork_kernels.portable.functions import Function
@@ -20,9 +24,16 @@ _FUNCTIONS: dict[type[nn.Module], Function] = {
 }
 """By exact class: a subclass may compute something else."""
 
+_OF_TORCH = {
+    functional.relu: Function.RELU,
+    functional.silu: Function.SILU,
+    functional.gelu: Function.GELU,
+}
 
-def function_of(module: nn.Module) -> Function | None:
+
+def function_of(module: Any) -> Function | None:
     """Return what an activation of Transformers computes; None if it has no portable form."""
     if type(module) is nn.GELU:
         return Function.GELU_TANH if module.approximate == "tanh" else Function.GELU
-    return _FUNCTIONS.get(type(module))
+    of_torch = isinstance(module, Hashable) and _OF_TORCH.get(module)
+    return of_torch or _FUNCTIONS.get(type(module))

@@ -10,12 +10,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from vllm.hf_layers.engine.exact_models import CACHE_NAMES
+
 from ..refusal import attach_refusal as refusal
 from .adapters import adopt_adapters
 from .dropout import refuse_dropout
 from .form import followings
 from .holders import check_holders
-from .interface import NAME, NAME_IN_TRAINING
+from .interface import NAME, NAME_IN_TRAINING, note_positions
 
 __all__ = ["prepare_forwards", "refuse_autocast"]
 
@@ -76,8 +78,9 @@ def _prepare(
     _check_attention(inner)
     if not is_sealed:
         refuse_autocast(model.device)
-    cache = options.get("past_key_values")
+    cache = next((options[name] for name in CACHE_NAMES if options.get(name) is not None), None)
     if cache is not None and cache.get_seq_length() > 0:
+        note_positions(options.get("position_ids"), options.get("attention_mask"))
         return arguments, options  # goes on with what was checked when the cache was empty
     if not is_sealed:
         adopt_adapters(model)
@@ -86,8 +89,9 @@ def _prepare(
         refuse_dropout(model)
     for following in followings(model):
         following.check_bytes()
-    if takes_positions and options.get("position_ids") is None:
-        mask = options.get("attention_mask")
-        if isinstance(mask, torch.Tensor) and mask.dim() == 2:
-            options = {**options, "position_ids": (mask.long().cumsum(1) - 1).clamp(min=0)}
+    mask = options.get("attention_mask")
+    is_2d = isinstance(mask, torch.Tensor) and mask.dim() == 2
+    if takes_positions and options.get("position_ids") is None and is_2d:
+        options = {**options, "position_ids": (mask.long().cumsum(1) - 1).clamp(min=0)}
+    note_positions(options.get("position_ids"), mask)
     return arguments, options

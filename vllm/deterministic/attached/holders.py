@@ -9,6 +9,7 @@ from ..refusal import attach_refusal as refusal
 from .adapters import LoraForm
 from .form import Form
 from .mixture import RouterForm
+from .states import MixerForm
 
 __all__ = ["check_holders"]
 
@@ -37,8 +38,9 @@ def check_holders(model: nn.Module) -> None:
         is_known = isinstance(module, Form | nn.Embedding) or {*module._parameters} in _HANDED_ON
         if module._parameters and not is_known:
             raise refusal(f"{name} ({type(module).__name__})", "it is not specified")
-        if not isinstance(module, RouterForm) and {*module._parameters} not in _HANDED_ON:
-            _check_dtypes(name, module)  # of these some are in float32
+        may_be_float32 = isinstance(module, RouterForm | MixerForm)
+        if not may_be_float32 and {*module._parameters} not in _HANDED_ON:
+            _check_dtypes(name, module)
 
 
 def _check_dtypes(name: str, module: nn.Module) -> None:

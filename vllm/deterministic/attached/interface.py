@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -16,13 +17,24 @@ from .attention import Scoring
 from .gradients.attention import attention
 from .layout import Layout, make_layout
 
-__all__ = ["NAME", "NAME_IN_TRAINING", "register_attention", "scale_in_kernel"]
+__all__ = [
+    "NAME",
+    "NAME_IN_TRAINING",
+    "note_positions",
+    "register_attention",
+    "scale_in_kernel",
+]
 
 NAME = "vllm_deterministic"
 """Of the attention implementation (``config._attn_implementation``)."""
 
 NAME_IN_TRAINING = "vllm_deterministic_training"
 """Of that of models that are attached to be trained."""
+
+_NOTED: ContextVar[torch.Tensor | bool] = ContextVar("positions", default=False)
+"""The positions of a forward, for attention that is not told them: True if the model counts them
+from 0 on and no row has padding, False if they are not known.
+"""
 
 _KNOWN_TENSORS = ("position_ids", "cache_position")
 
@@ -32,6 +44,20 @@ def register_attention() -> None:
     for name in (NAME, NAME_IN_TRAINING):
         AttentionInterface.register(name, attend)
         AttentionMaskInterface.register(name, make_layout)
+
+
+def note_positions(position_ids: torch.Tensor | None, mask: Any) -> None:
+    """Keep what a model is told of the positions of its tokens, for `attend`.
+
+    Args:
+        position_ids: of its forward; None if it makes its own.
+        mask: likewise; a tensor [sequences, columns] has 0 for padding.
+    """
+    if position_ids is None:
+        is_padded = isinstance(mask, torch.Tensor) and not bool((mask != 0).all())
+        _NOTED.set(mask is None or not is_padded)
+    else:
+        _NOTED.set(position_ids)
 
 
 def scale_in_kernel(module: Any) -> None:
@@ -115,7 +141,10 @@ def _checked_layout(
             raise refusal(name, f"its attention with {argument} is not specified")
     if layout.num_keys != num_keys or layout.num_seen != min(window or num_keys, num_keys):
         raise refusal(name, "its mask is not that of causal attention with its sliding window")
-    if others.get("position_ids") is None:
+    told = others.get("position_ids")
+    positions = _NOTED.get() if told is None else told
+    if positions is False:
         raise refusal(name, "it is not told the positions of its tokens, which must be checked")
-    layout.check_positions(others["position_ids"])
+    if positions is not True:
+        layout.check_positions(positions)
     return layout

@@ -40,7 +40,7 @@ class LinearForm(Form):
     Attributes:
         portable_weights: of the layers that share its input.
         portable_index: which of these it is.
-        weight: the parameter; None if the model is sealed.
+        weight: the parameter; if the model is sealed None, or empty where its dtype is asked for.
     """
 
     portable_weights: LayerWeights
@@ -50,9 +50,13 @@ class LinearForm(Form):
 
     @property
     def matrix(self) -> torch.Tensor | None:
-        """The weight, [out_features, in_features]; ``Conv1D`` keeps it transposed."""
+        """The weight, [out_features, in_features], None if the model is sealed; ``Conv1D`` keeps it
+        transposed.
+        """
         weight = self.weight
-        return weight.t() if weight is not None and isinstance(self, Conv1D) else weight
+        if weight is None or weight.numel() == 0:
+            return None
+        return weight.t() if isinstance(self, Conv1D) else weight
 
     @property
     def packed(self) -> PackedWeight:
@@ -84,7 +88,7 @@ class HeadForm(LinearForm):
             caps = logits.new_full((1,), self.portable_cap)
             logits = elementwise(logits / caps, Function.TANH) * caps
         logits = logits if self.portable_scale == 1.0 else logits * self.portable_scale
-        return without_gradient(logits) if self.weight is None else logits
+        return without_gradient(logits) if self.matrix is None else logits
 
 
 def adopt_head(model: Any) -> dict[str, Any]:

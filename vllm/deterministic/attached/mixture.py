@@ -51,6 +51,7 @@ class RouterForm(Form):
         portable_routing: how.
         portable_dtype: of its logits.
         portable_order: of what it returns: where its logits, weights and indices are.
+        portable_is_corrected: whether a correction is added to scores when it chooses.
         weight: the parameter; None if the model is sealed.
     """
 
@@ -58,16 +59,27 @@ class RouterForm(Form):
     portable_routing: Routing
     portable_dtype: torch.dtype
     portable_order: tuple[int, int, int]
+    portable_is_corrected: bool
     weight: nn.Parameter | None
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(
+        self, x: torch.Tensor, correction: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, ...]:
         """Return logits, and weights (float32) and indices [num_tokens, top_k], of x [...,
         hidden_size], in the order that the family has.
+
+        Args:
+            x: likewise.
+            correction: [num_experts], where the router does not keep it.
         """
         (packed,) = self.portable_weights.of()
         bias = getattr(self, "bias", None)
         logits = product(x.flatten(0, -2), self.weight, bias, packed, self.portable_dtype)
-        answer = (logits, *route(logits, self.portable_routing, _correction(self)))
+        if not self.portable_is_corrected:
+            correction = None
+        elif correction is None:
+            correction = _correction(self)
+        answer = (logits, *route(logits, self.portable_routing, correction))
         return tuple(answer[self.portable_order.index(place)] for place in range(3))
 
 
@@ -152,13 +164,14 @@ def adopt_mixture(module: Any) -> None:
     if {name for name, _ in module.named_children()} == _WITH_SHARED_EXPERT:
         _adopt_whole(module)
     elif _may_route(module) and (found := _routing_of(module)) is not None:
-        routing, order = found
+        routing, order, is_corrected = found
         become(
             *(module, RouterForm),
             portable_weights=LayerWeights([module]),
             portable_routing=routing,
             portable_dtype=_dtype_of_logits(module, order[0]),
             portable_order=order,
+            portable_is_corrected=is_corrected,
         )
     elif (activation := _activation_of(module)) is not None:
         weights = ExpertWeights(module)
@@ -182,8 +195,12 @@ def _may_route(module: Any) -> bool:
         and isinstance(weight, nn.Parameter)
         and weight.dim() == 2
         and {*module._parameters} <= {"weight", "bias", "e_score_correction_bias"}
-        and len(inspect.signature(module.forward).parameters) == 1
+        and len(inspect.signature(module.forward).parameters) in (1, 2)
     )
+
+
+def _takes_correction(module: Any) -> bool:
+    return len(inspect.signature(module.forward).parameters) == 2
 
 
 def _correction(module: Any) -> torch.Tensor | None:
@@ -193,24 +210,27 @@ def _correction(module: Any) -> torch.Tensor | None:
     return None if correction is None else correction.flatten().float()
 
 
-def _routing_of(module: Any) -> tuple[Routing, tuple[int, int, int]] | None:
-    """Return how a router chooses and weighs, and where in its answer logits, weights and indices
-    are; None if in no way that is specified.
+def _routing_of(module: Any) -> tuple[Routing, tuple[int, int, int], bool] | None:
+    """Return how a router chooses and weighs, where in its answer logits, weights and indices are,
+    and whether it corrects scores; None if in no way that is specified.
     """
     trial = _random_copy(module)
     x = rows_of_all_sizes(trial.weight.shape[1], torch.float32)
-    answer = trial(x)
+    correction = _correction(trial)
+    if _takes_correction(module):
+        correction = sample_rows(len(trial.weight), torch.float32)[0] * 0.1
+    answer = trial(x, correction) if _takes_correction(module) else trial(x)
     logits = linear(x, trial.weight, getattr(trial, "bias", None))
     order = _order_of(answer, logits, module.top_k)
     if order is None:
         return None
     _, weights, indices = (answer[place] for place in order)
     expected = torch.zeros_like(logits).scatter(1, indices, weights.float())
-    for routing in _candidates(module):
-        own_weights, own_indices = route(logits, routing, _correction(trial))
+    for routing, added in combinations(_candidates(module), (correction, None)):
+        own_weights, own_indices = route(logits, routing, added)
         actual = torch.zeros_like(logits).scatter(1, own_indices, own_weights)
         if largest_difference(expected, actual) < _ROUTER_TOLERANCE:
-            return routing, order
+            return routing, order, added is not None
     return None
 
 
@@ -263,7 +283,8 @@ def _dtype_of_logits(module: Any, place: int) -> torch.dtype:
         place: of logits in its answer.
     """
     rows = sample_rows(module.weight.shape[1], module.weight.dtype, module.weight.device)
-    logits: torch.Tensor = module(rows)[place]
+    more = (torch.zeros(len(module.weight)),) if _takes_correction(module) else ()
+    logits: torch.Tensor = module(rows, *more)[place]
     rounded = logits.to(rows.dtype)
     return rows.dtype if torch.equal(rounded.float(), logits.float()) else torch.float32
 
@@ -279,7 +300,7 @@ def _activation_of(module: Any) -> ExpertActivation | None:
         return None
     if getattr(module, "alpha", None) == _ALPHA and hasattr(module, "limit"):
         return ClampedGate(float(module.limit))
-    function = function_of(getattr(module, "act_fn", None))  # type: ignore[arg-type]
+    function = function_of(getattr(module, "act_fn", None))
     return None if function is None else Gate(function)
 
 

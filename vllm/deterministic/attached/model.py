@@ -16,6 +16,7 @@ from vllm.fork.models.modules import replace_modules
 from .activation import function_of
 from .dropout import refuse_dropout
 from .forward import prepare_forwards
+from .gate import adopt_gate
 from .holders import check_holders
 from .hooks import check_they_stay, modules_with_hooks
 from .interface import NAME, NAME_IN_TRAINING, register_attention, scale_in_kernel
@@ -26,11 +27,20 @@ from .norm import adopt_norm
 from .rehearsal import rehearse
 from .rotary import portable_rotary, use_rotations
 from .sealed import seal
+from .states import adopt_states
 from .support import check_model
 
 __all__ = ["attach_for_training", "attach_kernels"]
 
-_FORMS = (adopt_norm, adopt_mixture, adopt_gated_mlp, adopt_linear_layers, scale_in_kernel)
+_FORMS = (
+    adopt_states,
+    adopt_gate,
+    adopt_norm,
+    adopt_mixture,
+    adopt_gated_mlp,
+    adopt_linear_layers,
+    scale_in_kernel,
+)
 """Each is asked about all modules before the next: what several know is the first one's."""
 
 

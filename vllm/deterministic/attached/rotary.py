@@ -66,12 +66,14 @@ class PortableRotaryEmbedding(nn.Module):
         Args:
             x: [batch, tokens, ...].
             position_ids: int64 [batch or 1, tokens]; below 0 at padding alone, where they are as 0.
+                Those of height and width may come with them, [3, batch or 1, tokens].
             layer_type: whose frequencies.
 
         Raises:
-            ValueError: a position is beyond the longest sequence that was planned for.
+            ValueError: a position is beyond the longest sequence that was planned for, or positions
+                are those of a picture.
         """
-        positions = position_ids.expand(x.shape[0], -1).flatten().clamp(min=0)
+        positions = _of_text(position_ids).expand(x.shape[0], -1).flatten().clamp(min=0)
         table = self._table(layer_type, int(positions.max()) + 1, positions.device)
         rotation = Rotation(positions, table)
         return rotation if self._is_complex else (rotation, rotation)
@@ -89,6 +91,19 @@ class PortableRotaryEmbedding(nn.Module):
             table = rotary_table(frequencies, room, scale).to(device)
             self._tables[layer_type] = table
         return table
+
+
+def _of_text(position_ids: torch.Tensor) -> torch.Tensor:
+    """Return the positions of tokens, where text has them three times.
+
+    Raises:
+        ValueError: height and width have others.
+    """
+    if position_ids.dim() < 3:
+        return position_ids
+    if not bool((position_ids == position_ids[0]).all()):
+        raise refusal("positions of pictures", "only those of text are specified")
+    return position_ids[0]
 
 
 def portable_rotary(

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
+import torch
 from transformers import PreTrainedModel
 
 from .form import Form, followings, leave_own_class
-from .linear import LinearForm
+from .linear import HeadForm, LinearForm
 
 __all__ = ["seal"]
 
@@ -25,6 +26,7 @@ def seal(model: PreTrainedModel) -> None:
 
     The ways to save it, and to load its weights, raise a ValueError from then on.
     """
+    dtype = model.dtype
     for following in followings(model):
         following.seal()
     model.save_pretrained = _refuse_to_save
@@ -33,6 +35,8 @@ def seal(model: PreTrainedModel) -> None:
             leave_own_class(module)  # or PEFT would take it for a layer with a weight
         if isinstance(module, Form):
             _keep_none_at_hand(module)
+        if isinstance(module, HeadForm):
+            module.weight = torch.empty(0, dtype=dtype)  # models ask for it, as Mamba 2
         module.register_load_state_dict_pre_hook(_refuse_weights)  # any may be told to load
 
 

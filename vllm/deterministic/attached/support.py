@@ -11,6 +11,7 @@ from vllm.fork_kernels.portable.product import has_kernels
 
 from ..refusal import attach_refusal as refusal
 from .interface import NAME, NAME_IN_TRAINING
+from .states import check_states, is_mixer
 
 
 def check_model(model: Any, *, training: bool = False) -> None:
@@ -49,6 +50,7 @@ def check_model(model: Any, *, training: bool = False) -> None:
     ):
         raise refusal(name, "it is quantised, and only bfloat16 and float16 weights are specified")
     _check_parameters(model, name)
+    check_states(model, training=training)
     if model.config.is_encoder_decoder:
         raise refusal(name, "it has an encoder, and only causal attention is specified")
 
@@ -56,8 +58,10 @@ def check_model(model: Any, *, training: bool = False) -> None:
 def _check_parameters(model: PreTrainedModel, name: str) -> None:
     if not has_kernels(model.device):
         raise refusal(name, f"it is on {model.device}, for which there are no kernels")
-    # Routers that Transformers keeps in float32; of other layers `check_holders` speaks.
-    kept = model._keep_in_fp32_modules_strict or ()
+    # Routers and decays that Transformers keeps in float32; of others `check_holders` speaks.
+    kept = {*(model._keep_in_fp32_modules_strict or ())}
+    mixers = [module for module in model.modules() if is_mixer(module)]
+    kept |= {name for module in mixers for name in module._parameters}
     for parameter_name, parameter in model.named_parameters():
         if parameter.device != model.device:
             raise refusal(
