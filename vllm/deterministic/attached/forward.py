@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -67,6 +68,13 @@ def _check_attention(inner: Any) -> None:
         )
 
 
+def _goes_on(cache: Any) -> bool:
+    """Whether there were tokens before."""
+    with suppress(ValueError):  # of layers with states alone
+        return cache.get_seq_length() > 0
+    return cache.has_previous_state()
+
+
 def _prepare(
     model: PreTrainedModel,
     takes_positions: bool,
@@ -79,7 +87,7 @@ def _prepare(
     if not is_sealed:
         refuse_autocast(model.device)
     cache = next((options[name] for name in CACHE_NAMES if options.get(name) is not None), None)
-    if cache is not None and cache.get_seq_length() > 0:
+    if cache is not None and _goes_on(cache):
         note_positions(options.get("position_ids"), options.get("attention_mask"))
         return arguments, options  # goes on with what was checked when the cache was empty
     if not is_sealed:

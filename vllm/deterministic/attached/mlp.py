@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import torch
@@ -21,9 +22,14 @@ __all__ = ["GatedMLPForm", "adopt_gated_mlp"]
 _LAYERS = (
     (("gate_proj", "up_proj"), "down_proj"),
     (("gate_up_proj",), "down_proj"),
+    (("input_linear",), "output_linear"),
     (("w1", "w3"), "w2"),
 )
 """The names of layers that compute gate and up, and of the last one."""
+
+_ACTIVATIONS = ("act_fn", "activation_fn", "activation")
+_ADAPTERS = "gate_up_proj_adapter_list"
+"""Of Zamba 2, whose layers share an MLP."""
 
 
 class GatedMLPForm(Form):
@@ -42,30 +48,53 @@ class GatedMLPForm(Form):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return [..., hidden_size] of x [..., hidden_size]."""
+        parts = [getattr(self, name)(x) for name in self.portable_layers[0]]
+        if (factor := getattr(self, "gate_multiplier", 1.0)) != 1.0:  # Falcon-H1's
+            parts[0] = parts[0] * factor
+        return self._closed(torch.cat(parts, dim=-1))
+
+    def _closed(self, opened: torch.Tensor) -> torch.Tensor:
+        """Return [..., hidden_size] of gates and what they multiply, [..., 2 * intermediate]."""
         source = self.portable_source
-        inputs, last = self.portable_layers
-        joined = torch.cat([getattr(self, name)(x) for name in inputs], dim=-1)
-        opened = gated(joined, self.portable_function, source.consumer)
-        result: torch.Tensor = getattr(self, last)(source.made(opened))
-        return result
+        multiplied = source.made(gated(opened, self.portable_function, source.consumer))
+        result: torch.Tensor = getattr(self, self.portable_layers[1])(multiplied)
+        factor = getattr(self, "down_multiplier", 1.0)
+        return result if factor == 1.0 else result * factor
+
+
+class AdaptedMLPForm(GatedMLPForm):
+    """Likewise, with an adapter of each layer that calls it.
+
+    Attributes:
+        layer_dic: the number of a layer's adapter.
+    """
+
+    layer_dic: dict[int, int]
+
+    def forward(self, x: torch.Tensor, layer_idx: int) -> torch.Tensor:  # type: ignore[override]
+        """Return [..., hidden_size] of x [..., hidden_size], for the layer of that index."""
+        adapter = getattr(self, _ADAPTERS)[self.layer_dic[layer_idx]]
+        (inputs,), _ = self.portable_layers
+        return self._closed(getattr(self, inputs)(x) + adapter(x))
 
 
 def adopt_gated_mlp(module: Any) -> None:
     """Give a gated MLP, and the layers of its input, their forms.
 
     Known are those with ``gate_proj`` and ``up_proj``, or ``gate_up_proj`` for both, with
-    ``down_proj`` and an activation; and those with ``w1``, ``w3`` and ``w2`` and no activation of
-    their own, which is SiLU. They compute nothing else.
+    ``down_proj`` and an activation, and other names for the same; with ``w1``, ``w3`` and ``w2``
+    and no activation of their own it is SiLU. They compute nothing else.
     """
     names = _layers_of(module)
     if names is None:
         return
-    function = _function_of(module)
-    *inputs, last = (getattr(module, name) for name in (*names[0], names[1]))
-    if function is not None and _is_gated(module, inputs, last, function):
-        adopt_together(inputs)
-        attributes = {"portable_layers": names, "portable_function": function}
-        become(module, GatedMLPForm, portable_source=Source(), **attributes)
+    activations = [getattr(module, name) for name in _ACTIVATIONS if hasattr(module, name)]
+    function = function_of(activations[0]) if activations else Function.SILU
+    form = AdaptedMLPForm if hasattr(module, _ADAPTERS) else GatedMLPForm
+    attributes = {"portable_layers": names, "portable_function": function}
+    if function is not None and _agrees(module, form, attributes):
+        adopt_together([getattr(module, name) for name in names[0]])
+        become(module, form, portable_source=Source(), **attributes)
 
 
 def _layers_of(module: Any) -> tuple[tuple[str, ...], str] | None:
@@ -76,18 +105,16 @@ def _layers_of(module: Any) -> tuple[tuple[str, ...], str] | None:
     return None
 
 
-def _function_of(module: Any) -> Function | None:
-    activation = getattr(module, "act_fn", getattr(module, "activation_fn", None))
-    return Function.SILU if activation is None else function_of(activation)
-
-
-def _is_gated(module: Any, inputs: list[nn.Linear], last: nn.Linear, function: Function) -> bool:
+def _agrees(module: Any, form: type[GatedMLPForm], attributes: dict[str, Any]) -> bool:
     """Return whether a module computes what its form would, as it is asked about a few rows."""
-    weight = inputs[0].weight
-    rows = rows_of_all_sizes(inputs[0].in_features, weight.dtype, weight.device)
-    opened = gated(torch.cat([layer(rows) for layer in inputs], dim=-1), function)
+    trial = copy(module)
+    become(trial, form, portable_source=Source(), **attributes)
+    inputs = getattr(module, attributes["portable_layers"][0][0])
+    weight = inputs.weight
+    rows = rows_of_all_sizes(inputs.in_features, weight.dtype, weight.device)
+    layer = [next(iter(module.layer_dic))] if hasattr(module, _ADAPTERS) else []
     try:
-        computed = module(rows)
-    except Exception:  # of any class: it wants more than rows, as Zamba 2's does
+        computed = module(rows, *layer)
+    except Exception:  # of any class: it wants something else
         return False
-    return largest_difference(computed, last(opened)) < TOLERANCE
+    return largest_difference(computed, trial(rows, *layer)) < TOLERANCE

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from ...refusal import attach_refusal as refusal
 from ..form import become
+from ..linear import adopt_together
 from ..sample import TOLERANCE, difference, sample_rows
 from .gated_norm import adopt_gated_norm
 from .mixers import MIXERS, ConvolutionForm, MixerForm
@@ -58,6 +59,8 @@ def adopt_states(module: Any) -> None:
     if median(difference(*pair) for pair in results) < TOLERANCE:
         become(getattr(module, form.CONVOLUTION), ConvolutionForm)
         become(module, form)
+        for names in form.TOGETHER:
+            adopt_together([getattr(module, name) for name in names])
 
 
 def _form_of(module: nn.Module) -> type[MixerForm] | None:

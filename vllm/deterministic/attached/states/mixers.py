@@ -39,6 +39,7 @@ class MixerForm(Form):
         CONVOLUTION: the attribute that holds its convolution.
         NORM: the attribute that holds its gated norm; "" if it has none.
         OUTPUT: the attribute that holds its last layer.
+        TOGETHER: names of layers that share their input, and are one in the engine.
         layer_idx: of the cache.
     """
 
@@ -46,6 +47,7 @@ class MixerForm(Form):
     CONVOLUTION: ClassVar[str] = "conv1d"
     NORM: ClassVar[str] = "norm"
     OUTPUT: ClassVar[str] = "out_proj"
+    TOGETHER: ClassVar[tuple[tuple[str, ...], ...]] = ()
     layer_idx: int
 
     def forward(
@@ -182,6 +184,7 @@ class Qwen35Form(DeltaNetForm):
     """``Qwen3_5GatedDeltaNet``."""
 
     MARKS = (*DeltaNetForm.MARKS, "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+    TOGETHER = (("in_proj_qkv", "in_proj_z"), ("in_proj_b", "in_proj_a"))
 
     def mix(self: Any, x: torch.Tensor, tokens: Tokens, cache: Any) -> torch.Tensor:
         """As `MixerForm.mix`."""
@@ -197,6 +200,7 @@ class OlmoHybridForm(DeltaNetForm):
     MARKS = (*DeltaNetForm.MARKS, "q_proj", "k_proj", "v_proj", "g_proj", "o_norm", "o_proj")
     NORM = "o_norm"
     OUTPUT = "o_proj"
+    TOGETHER = (("q_proj", "k_proj", "v_proj", "g_proj"),)
 
     def mix(self: Any, x: torch.Tensor, tokens: Tokens, cache: Any) -> torch.Tensor:
         """As `MixerForm.mix`."""
