@@ -12,6 +12,7 @@ import torch
 
 from vllm.deterministic.states.cache import StateForm, last_inputs, metadata_of, use_states
 from vllm.deterministic.states.convolution import convolve
+from vllm.deterministic.states.decays import load_decays
 from vllm.deterministic.states.gated_norm import GatedNorm, use_gated_norm
 from vllm.fork_kernels.portable.states import portable_gated_delta_rule
 from vllm.model_executor.layers.mamba.gdn.base import GatedDeltaNetAttention
@@ -32,12 +33,15 @@ def objection(layer: GatedDeltaNetAttention) -> str | None:
 
 def use_qwen_net(layer: QwenGatedDeltaNetAttention) -> None:
     """Let the layer of Qwen3-Next and Qwen3.5 compute with portable bits."""
+    load_decays(layer, "A_log", layer.model_config.dtype)
     _use_parts(layer, layer.norm)
     layer.forward = partial(_forward_qwen, layer)
 
 
 def use_olmo_net(layer: OlmoHybridGatedDeltaNetAttention) -> None:
     """Let the layer of OLMo hybrid compute with portable bits."""
+    load_decays(layer, "A_log", torch.float32)
+    layer.o_norm.to(layer.model_config.dtype)  # vLLM has it in the checkpoint's
     _use_parts(layer, layer.o_norm)
     layer.forward = partial(_forward_olmo, layer)
 

@@ -13,13 +13,12 @@ import torch
 
 from vllm.deterministic.states.cache import StateForm, last_inputs, metadata_of, use_states
 from vllm.deterministic.states.convolution import convolve
+from vllm.deterministic.states.decays import load_decays
 from vllm.deterministic.states.gated_norm import GatedNorm, use_gated_norm
 from vllm.deterministic.states.metadata import StatesMetadata
 from vllm.fork_kernels.portable.states import portable_mamba2_scan
 from vllm.hf_layers.models import MixerFormula, facts_of
 from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
-from vllm.model_executor.model_loader.weight_utils import sharded_weight_loader
-from vllm.model_executor.utils import set_weight_attrs
 
 
 def objection(layer: MambaMixer2) -> str | None:
@@ -38,7 +37,7 @@ def use_mixer(layer: MambaMixer2) -> None:
     config = layer.model_config.hf_text_config
     formula = facts_of(config).mixer
     assert formula is not None
-    _keep_logarithm(layer)
+    load_decays(layer, "A", layer.model_config.dtype)
     columns = layer.intermediate_size
     use_gated_norm(
         layer.norm,
@@ -56,14 +55,6 @@ def use_mixer(layer: MambaMixer2) -> None:
         ],
     )
     layer.forward = partial(_forward, layer, _limits(config, formula))
-
-
-def _keep_logarithm(layer: MambaMixer2) -> None:
-    """Let ``A`` be what the checkpoint has, its logarithm: vLLM's loader takes PyTorch's
-    exponential, whose bits differ between machines.
-    """
-    del layer.A.weight_loader
-    set_weight_attrs(layer.A, {"weight_loader": sharded_weight_loader(0)})
 
 
 def _limits(config: Any, formula: MixerFormula) -> tuple[float, float]:

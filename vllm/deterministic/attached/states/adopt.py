@@ -47,6 +47,8 @@ def check_states(model: PreTrainedModel, *, training: bool) -> None:
 @torch.no_grad()
 def adopt_states(module: Any) -> None:
     """Give a layer with states its form; one that computes something else stays as it is."""
+    if hasattr(module, "residual_in_fp32"):  # of Mamba 2; the engine's is in the model's dtype
+        module.residual_in_fp32 = False
     form = _form_of(module)
     if form is None or not _has_known_parts(module, form):
         return
