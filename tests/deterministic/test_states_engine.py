@@ -144,6 +144,18 @@ def test_states_after_preemption(folder: Path, alone: list[torch.Tensor], has_ca
 
 
 @torch.no_grad()
+def test_an_attached_model_has_the_same_bits(folder: Path, alone: list[torch.Tensor]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from vllm.deterministic import attach
+
+    model = attach(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval())
+    for prompt, logits in zip(PROMPTS, alone, strict=True):
+        ids = torch.tensor([prompt + logits.argmax(-1).tolist()])
+        assert_same(model(ids).logits[0, len(prompt) - 1 : -1], logits)
+
+
+@torch.no_grad()
 def test_transformers_compute_nearly_the_same(folder: Path, alone: list[torch.Tensor]) -> None:
     """In float32: the error is about that of Transformers in bfloat16."""
     from transformers import AutoModelForCausalLM
