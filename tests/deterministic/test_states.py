@@ -206,15 +206,15 @@ def test_states_of_a_mixer(configured: Any) -> None:
     assert configured.cache_config.mamba_ssm_cache_dtype == "float32"
 
 
-def test_logarithms_are_kept(configured: Any) -> None:
-    """vLLM's loader would take PyTorch's exponential."""
+def test_logarithms_have_the_dtype_of_the_model(configured: Any) -> None:
+    """As in Transformers; vLLM's loader would take PyTorch's exponential."""
     from vllm.deterministic.layers import use_portable_layers
 
     layer = mixer(configured)
     use_portable_layers(nn.ModuleDict({"layer": layer}), configured)
     logarithms = numbers(4, seed=3)
     layer.A.weight_loader(layer.A, logarithms)
-    assert torch.equal(layer.A.data, logarithms)
+    assert_same(layer.A.data, logarithms.to(configured.model_config.dtype))
 
 
 def test_weights_of_convolutions_stay(configured: Any) -> None:

@@ -24,7 +24,7 @@ _FUNCTIONS: dict[type[nn.Module], Function] = {
 }
 """By exact class: a subclass may compute something else."""
 
-_OF_TORCH = {
+_OF_TORCH: dict[Any, Function] = {
     functional.relu: Function.RELU,
     functional.silu: Function.SILU,
     functional.gelu: Function.GELU,

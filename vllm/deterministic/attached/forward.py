@@ -75,6 +75,15 @@ def _goes_on(cache: Any) -> bool:
     return cache.has_previous_state()
 
 
+def _counted(mask: Any) -> torch.Tensor | None:
+    """Return positions that count from each row's first token, as in ``generate()``; None without a
+    mask of padding.
+    """
+    if not isinstance(mask, torch.Tensor) or mask.dim() != 2:
+        return None
+    return (mask.long().cumsum(1) - 1).clamp(min=0)
+
+
 def _prepare(
     model: PreTrainedModel,
     takes_positions: bool,
@@ -98,8 +107,7 @@ def _prepare(
     for following in followings(model):
         following.check_bytes()
     mask = options.get("attention_mask")
-    is_2d = isinstance(mask, torch.Tensor) and mask.dim() == 2
-    if takes_positions and options.get("position_ids") is None and is_2d:
-        options = {**options, "position_ids": (mask.long().cumsum(1) - 1).clamp(min=0)}
+    if takes_positions and options.get("position_ids") is None:
+        options = {**options, "position_ids": _counted(mask)}
     note_positions(options.get("position_ids"), mask)
     return arguments, options

@@ -30,7 +30,7 @@ class _PortableSigmoid(TorchFunctionMode):
     ) -> Any:
         """As of ``TorchFunctionMode``."""
         if func in _SIGMOIDS:
-            return elementwise(*args, Function.SIGMOID)
+            return elementwise(args[0], Function.SIGMOID)
         return func(*args, **(kwargs or {}))
 
 

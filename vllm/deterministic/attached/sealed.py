@@ -35,8 +35,8 @@ def seal(model: PreTrainedModel) -> None:
             leave_own_class(module)  # or PEFT would take it for a layer with a weight
         if isinstance(module, Form):
             _keep_none_at_hand(module)
-        if isinstance(module, HeadForm):
-            module.weight = torch.empty(0, dtype=dtype)  # models ask for it, as Mamba 2
+        if isinstance(module, HeadForm):  # which models ask for its dtype, as Mamba 2
+            setattr(module, "weight", torch.empty(0, dtype=dtype))  # noqa: B010
         module.register_load_state_dict_pre_hook(_refuse_weights)  # any may be told to load
 
 

@@ -92,7 +92,16 @@ class MixerForm(Form):
 class Mamba2Form(MixerForm):
     """``torch_forward`` of the mixers of Mamba 2."""
 
-    MARKS = ("A_log", "D", "dt_bias", "conv1d", "in_proj", "out_proj", "norm", "time_step_limit")
+    MARKS: ClassVar[tuple[str, ...]] = (
+        "A_log",
+        "D",
+        "dt_bias",
+        "conv1d",
+        "in_proj",
+        "out_proj",
+        "norm",
+        "time_step_limit",
+    )
 
     def mix(self: Any, x: torch.Tensor, tokens: Tokens, cache: Any) -> torch.Tensor:
         """As `MixerForm.mix`."""
@@ -104,6 +113,7 @@ class Mamba2Form(MixerForm):
         mixed = self._convolved(mixed, inputs, tokens)
         groups = self.n_groups * self.ssm_state_size
         values, b, c = mixed.split([self.intermediate_size, groups, groups], dim=-1)
+        least, most = self.time_step_limit
         scanned = portable_mamba2_scan(
             values.unflatten(-1, (self.num_heads, self.head_dim)),
             dt,
@@ -114,7 +124,7 @@ class Mamba2Form(MixerForm):
             self.dt_bias,
             states,
             *tokens.requests,
-            dt_limits=tuple(map(float, self.time_step_limit)),
+            dt_limits=(float(least), float(most)),
         )
         return self.out_proj(self.norm(scanned.flatten(1), gate))
 
@@ -130,7 +140,7 @@ class Mamba2Form(MixerForm):
 class DeltaNetForm(MixerForm):
     """A gated delta net."""
 
-    MARKS = ("A_log", "dt_bias", "conv1d", "head_k_dim", "head_v_dim")
+    MARKS: ClassVar[tuple[str, ...]] = ("A_log", "dt_bias", "conv1d", "head_k_dim", "head_v_dim")
 
     def attend(
         self: Any, mixed: torch.Tensor, a: torch.Tensor, b: torch.Tensor, tokens: Tokens, cache: Any
@@ -168,7 +178,13 @@ class DeltaNetForm(MixerForm):
 class Qwen3NextForm(DeltaNetForm):
     """``Qwen3NextGatedDeltaNet``, whose projections are by the heads of keys."""
 
-    MARKS = (*DeltaNetForm.MARKS, "in_proj_qkvz", "in_proj_ba", "norm", "out_proj")
+    MARKS: ClassVar[tuple[str, ...]] = (
+        *DeltaNetForm.MARKS,
+        "in_proj_qkvz",
+        "in_proj_ba",
+        "norm",
+        "out_proj",
+    )
 
     def mix(self: Any, x: torch.Tensor, tokens: Tokens, cache: Any) -> torch.Tensor:
         """As `MixerForm.mix`."""
@@ -183,7 +199,13 @@ class Qwen3NextForm(DeltaNetForm):
 class Qwen35Form(DeltaNetForm):
     """``Qwen3_5GatedDeltaNet``."""
 
-    MARKS = (*DeltaNetForm.MARKS, "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+    MARKS: ClassVar[tuple[str, ...]] = (
+        *DeltaNetForm.MARKS,
+        "in_proj_qkv",
+        "in_proj_z",
+        "in_proj_b",
+        "in_proj_a",
+    )
     TOGETHER = (("in_proj_qkv", "in_proj_z"), ("in_proj_b", "in_proj_a"))
 
     def mix(self: Any, x: torch.Tensor, tokens: Tokens, cache: Any) -> torch.Tensor:
@@ -197,7 +219,15 @@ class Qwen35Form(DeltaNetForm):
 class OlmoHybridForm(DeltaNetForm):
     """``OlmoHybridGatedDeltaNet``."""
 
-    MARKS = (*DeltaNetForm.MARKS, "q_proj", "k_proj", "v_proj", "g_proj", "o_norm", "o_proj")
+    MARKS: ClassVar[tuple[str, ...]] = (
+        *DeltaNetForm.MARKS,
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "g_proj",
+        "o_norm",
+        "o_proj",
+    )
     NORM = "o_norm"
     OUTPUT = "o_proj"
     TOGETHER = (("q_proj", "k_proj", "v_proj", "g_proj"),)
@@ -213,7 +243,7 @@ class OlmoHybridForm(DeltaNetForm):
 class ShortConvolutionForm(MixerForm):
     """The short convolution of LFM2, between two gates."""
 
-    MARKS = ("conv", "in_proj", "out_proj", "conv_kernel_size")
+    MARKS: ClassVar[tuple[str, ...]] = ("conv", "in_proj", "out_proj", "conv_kernel_size")
     CONVOLUTION = "conv"
     NORM = ""
 
