@@ -28,7 +28,11 @@ TYPES = (
     "nemotron",
     "olmo",
     "flex_olmo",
-)[: size(5, 15)]
+    "minimax_m2",  # norms over all heads, routers in 16 bits
+    "hy_v3",
+    "lfm2_moe",
+    "gpt_bigcode",
+)[: size(5, 19)]
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from vllm.deterministic.attention import (
 from vllm.deterministic.decoder import layers_of
 from vllm.deterministic.fusion import Source
 from vllm.deterministic.gates import use_portable_gate
+from vllm.deterministic.joint_norms import use_joint_norms
 from vllm.deterministic.linear import PortableEmbeddingMethod, PortableLinearMethod, adds_ranks
 from vllm.deterministic.logits import PortableLogitsProcessor
 from vllm.deterministic.mixtures.method import has_portable_experts, use_portable_experts
@@ -31,6 +32,7 @@ from vllm.deterministic.mixtures.shared_experts import (
 from vllm.deterministic.norms import (
     forward_cohere_layer_norm,
     forward_gemma_rms_norm,
+    forward_joint_rms_norm,
     forward_layer_norm,
     forward_nemotron_layer_norm,
     forward_rms_norm,
@@ -82,6 +84,9 @@ _NORMS: dict[type[nn.Module], Any] = {
 _NORMS_OF_MODELS: dict[str, Any] = {
     "vllm.model_executor.models.commandr.LayerNorm": forward_cohere_layer_norm,
     "vllm.model_executor.models.nemotron.NemotronLayerNorm1P": forward_nemotron_layer_norm,
+    "vllm.model_executor.layers.minimax_rms_norm.rms_norm_tp.MiniMaxText01RMSNormTP": (
+        forward_joint_rms_norm
+    ),
 }
 """By the names of their classes, whose files import whole models."""
 
@@ -144,6 +149,7 @@ def _portable(name: str, layer: nn.Module, model: ModelConfig, known: set[int]) 
     """
     use_portable_gate(layer)
     use_portable_sum(layer)
+    use_joint_norms(name, layer)
     if isinstance(layer, LinearBase):
         _use_portable_product(name, layer, model)
     elif isinstance(layer, MoERunner):
@@ -238,7 +244,7 @@ def _use_portable_norm(name: str, layer: Any, norm: Any) -> None:
     if getattr(layer, "variance_size_override", None) is not None:
         raise refusal(name, layer, "a norm over a part of a row is not specified")
     forward = partial(norm, Source(), layer)
-    if isinstance(layer, CustomOp):
+    if type(layer).forward is CustomOp.forward:
         layer._forward_method = forward
     else:
         layer.forward = forward

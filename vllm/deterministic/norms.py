@@ -31,6 +31,13 @@ def forward_gemma_rms_norm(
     return _rms_norm(source, x, layer.weight.data, layer.variance_epsilon, residual, 1.0)
 
 
+def forward_joint_rms_norm(source: Source, layer: Any, x: torch.Tensor) -> torch.Tensor:
+    """``MiniMaxText01RMSNormTP`` of vLLM on one rank: x is [num_tokens, size]."""
+    normed = _rms_norm(source, x, layer.weight.data, layer.variance_epsilon, None, 0.0)
+    assert isinstance(normed, torch.Tensor)
+    return normed
+
+
 def _rms_norm(
     source: Source,
     x: torch.Tensor,

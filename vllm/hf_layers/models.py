@@ -61,6 +61,8 @@ class ModelFacts:
             all weights in two tensors, with nothing but reshapes around them; "shared" if there is
             an expert for all tokens as well, whose layers vLLM computes.
         mixer: the formula of its mixers of Mamba 2, if it has them.
+        rounds_router_logits: whether the logits of its routers, and their corrections, are in the
+            model's dtype; vLLM keeps them in float32.
     """
 
     definition: str = ""
@@ -75,6 +77,7 @@ class ModelFacts:
     scales_query: bool = False
     mixture: Literal["", "plain", "shared"] = ""
     mixer: MixerFormula | None = None
+    rounds_router_logits: bool = False
 
 
 def _first_sparse_layer(config: PreTrainedConfig) -> int:
@@ -145,7 +148,8 @@ ROWS: dict[str, ModelFacts] = {
     "llama4_text": ModelFacts(definition="llama4"),
     "mamba2": ModelFacts(mixer=MixerFormula(limits="time_step_limit")),
     "minimax_m2": ModelFacts(
-        implied={"scoring_func": "sigmoid", "use_routing_bias": True, "rotary_dim": _rotated_part}
+        implied={"scoring_func": "sigmoid", "use_routing_bias": True, "rotary_dim": _rotated_part},
+        rounds_router_logits=True,
     ),
     "ministral3": ModelFacts(definition="ministral3"),
     "mixtral": ModelFacts(mixture="plain"),

@@ -39,6 +39,7 @@ from .weights import ExpertWeights, LayerWeights, are_transposed
 __all__ = ["ExpertsForm", "RouterForm", "adopt_mixture"]
 
 _ROUTER_TOLERANCE = 1e-5  # both are in float32
+_SCALING = ("routed_scaling_factor", "router_scaling_factor")
 _ALPHA = 1.702  # of `Function.QUICK_GELU`
 _WITH_SHARED_EXPERT = {"gate", "experts", "shared_expert", "shared_expert_gate"}
 
@@ -268,7 +269,8 @@ def _candidates(module: Any) -> Iterator[Routing]:
     if groups > 1 and module.weight.shape[0] < 2 * groups:  # of one expert: not specified
         return
     chosen_groups = getattr(module, "topk_group", None) or 1
-    factors = {1.0, float(getattr(module, "routed_scaling_factor", None) or 1.0)}
+    scaling = [getattr(module, name, None) for name in _SCALING]
+    factors = {1.0, *(float(one) for one in scaling if one)}
     for scoring, is_renormalised, factor in combinations(
         get_args(Scoring), (True, False), sorted(factors)
     ):

@@ -39,7 +39,8 @@ class PortableRouter(Router):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return what `route` returns for the logits."""
         correction = self.e_score_correction_bias
-        correction = None if correction is None else correction.flatten().float()
+        if correction is not None:  # Transformers has both in float32, or neither
+            correction = correction.flatten().to(router_logits.dtype).float()
         return route(router_logits, self._routing, correction)
 
 

@@ -12,6 +12,7 @@ from vllm.config import ModelConfig
 from vllm.deterministic import fusion
 from vllm.deterministic.linear import PortableLinearMethod
 from vllm.fork_kernels.portable.product import PackedWeight, portable_product
+from vllm.hf_layers.models import facts_of
 from vllm.model_executor.layers.fused_moe.router.gate_linear import GateLinear
 
 
@@ -37,7 +38,8 @@ class PortableRouterMethod(PortableLinearMethod):
 def use_portable_router_layer(name: str, layer: GateLinear, model: ModelConfig) -> None:
     """Give a router layer, which is not loaded yet, portable bits.
 
-    Logits are rounded once, to the dtype that the model asks for.
+    Logits are rounded once, to the dtype that the model asks for, or the model's where Transformers
+    does so.
 
     Args:
         name: of the layer.
@@ -46,6 +48,8 @@ def use_portable_router_layer(name: str, layer: GateLinear, model: ModelConfig) 
     """
     is_kept = _stays_in_float32(f"{name}.weight", model.hf_text_config)
     layer.quant_method = PortableRouterMethod(torch.float32 if is_kept else model.dtype)
+    if facts_of(model.hf_text_config).rounds_router_logits:
+        layer.out_dtype = model.dtype
     layer.forward = partial(_forward, layer)
 
 
