@@ -14,6 +14,7 @@ constexpr const char* kMark = "mark_seen_tokens";
 constexpr const char* kApply = "apply_repetition_penalty";
 constexpr const char* kDraw = "draw_tokens";
 constexpr const char* kProducts = "row_products";
+constexpr const char* kTransposed = "transposed_row_products";
 constexpr const char* kSdpa = "paged_sdpa";
 
 void check_same_device(const char* op, const char* name, const Tensor& tensor,
@@ -139,6 +140,22 @@ void check_row_products(const Tensor& x, const Tensor& weight, const std::option
   check_dim(kProducts, "bias", *bias, 1);
   check_contiguous(kProducts, "bias", *bias);
   check_length(kProducts, "bias", *bias, weight.size(0), "rows of weight");
+}
+
+void check_transposed_row_products(const Tensor& x, const Tensor& weight, int64_t block,
+                                   bool is_available) {
+  check(block > 0 && block % 2 == 0, kTransposed, ": block must be even and above 0, but is ", block,
+        ".");
+  check(is_available, kTransposed, ": this CPU has no AVX512_BF16.");
+  for (const auto& [name, tensor] : {std::pair("x", x), std::pair("weight", weight)}) {
+    check_dtype(kTransposed, name, tensor, ScalarType::BFloat16);
+    check_dim(kTransposed, name, tensor, 2);
+    check_contiguous(kTransposed, name, tensor);
+  }
+  check(x.size(1) == weight.size(0), kTransposed, ": weight must have ", x.size(1),
+        " rows, as x has columns, but has ", weight.size(0), ".");
+  check(x.size(1) % 2 == 0, kTransposed, ": x must have a multiple of 2 columns, but has ",
+        x.size(1), ".");
 }
 
 void check_paged_sdpa(const Tensor& query, const Tensor& pages, const Tensor& blocks,

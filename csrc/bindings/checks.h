@@ -25,6 +25,9 @@ void check_draw_tokens(const Tensor& probs, const Tensor& states, const Tensor& 
 void check_row_products(const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
                         int64_t block, bool is_available);
 
+void check_transposed_row_products(const Tensor& x, const Tensor& weight, int64_t block,
+                                   bool is_available);
+
 // The arguments of paged_sdpa: see the op's schema.
 void check_paged_sdpa(const Tensor& query, const Tensor& pages, const Tensor& blocks,
                       const Tensor& starts, const Tensor& stops, int64_t key_size);

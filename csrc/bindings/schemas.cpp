@@ -9,6 +9,7 @@ STABLE_TORCH_LIBRARY(vllm_fork, library) {
   library.def(
       "draw_tokens(Tensor probs, Tensor(a!) states, Tensor slots, Tensor offsets) -> Tensor");
   library.def("row_products(Tensor x, Tensor weight, Tensor? bias, int block) -> Tensor");
+  library.def("transposed_row_products(Tensor x, Tensor weight, int block) -> Tensor");
   library.def("ordered_products(Tensor x, Tensor weight, Tensor? bias, Tensor order) -> Tensor");
   library.def("has_ordered_products() -> bool");
   library.def("has_row_products() -> bool");

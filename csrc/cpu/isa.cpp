@@ -106,6 +106,13 @@ FewRowChains chosen_few_row_chains() {
   return nullptr;
 }
 
+TransposedChains chosen_transposed_chains() {
+#if defined(VLLM_FORK_X86)
+  if (chosen_row_chains() != nullptr) return transposed_chains_avx512bf16;
+#endif
+  return nullptr;
+}
+
 MultiplyInOrder chosen_ordered_products() {
 #if defined(VLLM_FORK_X86)
   if (chosen_isa().row_products != nullptr) return ordered_products_avx512;

@@ -31,6 +31,7 @@ const Isa& chosen_isa();
 // Null without AVX512_BF16, which CPUs of several of the instruction sets above may have or lack.
 RowChains chosen_row_chains();
 FewRowChains chosen_few_row_chains();
+TransposedChains chosen_transposed_chains();
 
 // Null without AVX-512.
 using MultiplyInOrder = void (*)(const OrderedProducts&);

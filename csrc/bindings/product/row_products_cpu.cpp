@@ -38,6 +38,22 @@ Tensor row_products_into(const Into& into, const Tensor& x, const Tensor& weight
   return result;
 }
 
+Tensor transposed_row_products(Tensor x, Tensor weight, int64_t block) {
+  check_transposed_row_products(x, weight, block, has_row_chains());
+  Tensor result = torch::stable::new_empty(x, {x.size(0), weight.size(1)});
+  const RowOperands operands{
+      static_cast<const uint16_t*>(x.data_ptr()),
+      static_cast<const uint16_t*>(weight.data_ptr()),
+      nullptr,
+      x.size(0),
+      weight.size(1),
+      x.size(1),
+      format_of(x),
+  };
+  multiply_transposed(operands, block, static_cast<uint16_t*>(result.data_ptr()));
+  return result;
+}
+
 Tensor row_products(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t block) {
   return row_products_into(std::nullopt, x, weight, bias, block);
 }
@@ -46,6 +62,7 @@ Tensor row_products(Tensor x, Tensor weight, std::optional<Tensor> bias, int64_t
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CPU, library) {
   library.impl("row_products", TORCH_BOX(&vllm_fork::row_products));
+  library.impl("transposed_row_products", TORCH_BOX(&vllm_fork::transposed_row_products));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(vllm_fork, CompositeExplicitAutograd, library) {

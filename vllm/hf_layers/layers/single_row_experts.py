@@ -30,7 +30,8 @@ def expert_product(
 ) -> torch.Tensor:
     """Return the products of x [n, in_features] with weight [out_features, in_features].
 
-    Source: ``transformers.integrations.moe._grouped_linear``, with one group, and no biases.
+    Source: ``transformers.integrations.moe._grouped_linear``, with one group and no biases; where
+    weights are transposed it multiplies with what lies in memory likewise.
     """
     assert bias is None
     offsets = torch.tensor([len(x)], dtype=torch.int32, device=x.device)
@@ -51,10 +52,7 @@ class RowExperts:
         self._experts = experts
         self._can_share = can_share_products(experts)
         if self._can_share:
-            self._gate_up, self._down = (
-                RowsApart(RowPlan.of_weight(weights[0], False, ExpertLinear), expert_product)
-                for weights in (experts.gate_up_proj, experts.down_proj)
-            )
+            self._apart = {name: self._rows_apart(name) for name in ("gate_up_proj", "down_proj")}
 
     def __call__(
         self, x: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
@@ -75,12 +73,43 @@ class RowExperts:
         by_expert = experts.argsort()
         counts = experts.bincount(minlength=self._experts.num_experts).tolist()
         rows = x.repeat_interleave(top_k, dim=0)
-        rows = _products(self._gate_up, rows, self._experts.gate_up_proj, by_expert, counts)
+        rows = self._multiplied("gate_up_proj", rows, experts, by_expert, counts)
         rows = torch.cat([self._experts._apply_gate(own) for own in rows.split(top_k)])
-        rows = _products(self._down, rows, self._experts.down_proj, by_expert, counts)
+        rows = self._multiplied("down_proj", rows, experts, by_expert, counts)
         weighted = rows.view(*order.shape, -1) * top_k_weights.gather(1, order)[..., None]
         weighted = weighted.take_along_dim(order.argsort(dim=-1)[..., None], dim=1)
         return torch.cat([own.sum(dim=1) for own in weighted.split(1)]).to(x.dtype)
+
+    def _multiplied(
+        self,
+        name: str,
+        rows: torch.Tensor,
+        experts: torch.Tensor,
+        by_expert: torch.Tensor,
+        counts: list[int],
+    ) -> torch.Tensor:
+        """Return the products of rows with the weights of that name, and their biases.
+
+        Args:
+            name: of the weights.
+            rows: [n, in_features].
+            experts: int64 [n], of each row.
+            by_expert: int64 [n], the order of the rows when they are sorted by expert.
+            counts: rows of each expert.
+        """
+        products = _products(self._apart[name], rows, self._weights(name), by_expert, counts)
+        if self._experts.has_bias:
+            products += getattr(self._experts, f"{name}_bias")[experts]
+        return products
+
+    def _rows_apart(self, name: str) -> RowsApart:
+        plan = RowPlan.of_weight(self._weights(name)[0], False, ExpertLinear)
+        return RowsApart(plan, expert_product)
+
+    def _weights(self, name: str) -> torch.Tensor:
+        """Return weights, [num_experts, out_features, in_features]."""
+        weights: torch.Tensor = getattr(self._experts, name)
+        return weights.mT if self._experts.is_transposed else weights
 
 
 def _products(
@@ -118,6 +147,6 @@ def is_grouped_experts(module: Any) -> bool:
 
 
 def can_share_products(experts: Any) -> bool:
-    """Whether experts multiply rows grouped by expert, with weights as ``nn.Linear`` has them."""
-    is_plain = experts.has_gate and not (experts.has_bias or experts.is_transposed)
-    return bool(is_plain and experts.config._experts_implementation == "grouped_mm")
+    """Whether experts have gates, and multiply rows grouped by expert."""
+    is_grouped = experts.config._experts_implementation == "grouped_mm"
+    return bool(experts.has_gate and is_grouped)

@@ -259,6 +259,8 @@ def _order(probe: Any, rows: torch.Tensor, alone: torch.Tensor) -> int | None:
     """Return the order in which the fork's product of `rows` has the bits `alone`, if it has."""
     if not isinstance(probe, nn.Linear):
         return None
+    if probe.bias is not None and not probe.weight.is_contiguous():
+        return None
     for order in row_orders(probe.weight):
         products = [  # few rows are computed in another way than many
             torch.cat([row_products(few, probe.weight, probe.bias, order) for few in rows.split(n)])

@@ -144,4 +144,27 @@ void multiply_rows(const RowOperands& operands, int64_t block, uint16_t* target)
   }
 }
 
+void multiply_transposed(const RowOperands& operands, int64_t block, uint16_t* target) {
+  const TransposedOperands given{operands.x, operands.rows, operands.size, operands.outputs};
+  const int64_t num_tiles = (operands.outputs + kTransposedTile - 1) / kTransposedTile;
+  share_work(0, num_tiles, 1, [&](int64_t begin, int64_t end) {
+    std::vector<float> chains(operands.rows * kTransposedTile), sums(chains.size());
+    std::vector<float> row(kTransposedTile);
+    for (int64_t tile = begin; tile < end; ++tile) {
+      const int64_t first = tile * kTransposedTile;
+      const int64_t count = std::min(kTransposedTile, operands.outputs - first);
+      chosen_transposed_chains()(given, operands.weight + first, count, block, chains.data(),
+                                 sums.data());
+      for (int64_t m = 0; m < operands.rows; ++m) {
+        for (int64_t n = 0; n < count; ++n) {
+          const int64_t place = n / 8 % 4 * 4 + n % 4 + (n & 4) * 4;
+          row[n] = sums[m * kTransposedTile + n / kTransposedLanes * kTransposedLanes + place];
+        }
+        chosen_isa().operations->narrow(operands.format, row.data(),
+                                        target + m * operands.outputs + first, count);
+      }
+    }
+  });
+}
+
 }  // namespace vllm_fork

@@ -20,4 +20,7 @@ struct RowOperands {
 // columns.
 void multiply_rows(const RowOperands& operands, int64_t block, uint16_t* target);
 
+// The same for a weight [size, outputs] in bfloat16, without a bias.
+void multiply_transposed(const RowOperands& operands, int64_t block, uint16_t* target);
+
 }  // namespace vllm_fork

@@ -34,12 +34,33 @@ constexpr int64_t kFewRowOutputs = 16;
 using FewRowChains = void (*)(const uint16_t* x, int64_t rows, const uint16_t* weight,
                               int64_t outputs, int64_t size, int64_t block, float* sums);
 
+// The same for a weight whose outputs lie next to each other, as the experts of gpt-oss have it.
+struct TransposedOperands {
+  const uint16_t* x;     // [rows, size], the bits of bfloat16
+  int64_t rows, size;    // size is even
+  int64_t stride;        // between rows of the weight
+};
+
+// A tile of outputs; of 32 next to each other, the sums of 0..3 of each eight come first.
+//
+//   weight   [size, outputs] of a tile, in rows that are `stride` apart
+//   outputs  up to kTransposedTile
+//   block    columns of a block, even
+//   chains   [rows, kTransposedTile], for what is added up
+//   sums     likewise, not rounded
+constexpr int64_t kTransposedLanes = 32;
+constexpr int64_t kTransposedTile = 256;
+using TransposedChains = void (*)(const TransposedOperands& operands, const uint16_t* weight,
+                                  int64_t outputs, int64_t block, float* chains, float* sums);
+
 #if defined(VLLM_FORK_X86)
 // Compiled with its own instruction set: call it only after asking the CPU (see isa.h).
 void row_chains_avx512bf16(const uint32_t*, int64_t, const uint16_t*, int64_t, int64_t, int64_t,
                            float*);
 void few_row_chains_avx512bf16(const uint16_t*, int64_t, const uint16_t*, int64_t, int64_t,
                                int64_t, float*);
+void transposed_chains_avx512bf16(const TransposedOperands&, const uint16_t*, int64_t, int64_t,
+                                  float*, float*);
 #endif
 
 }  // namespace vllm_fork
