@@ -17,6 +17,13 @@ from transformers.integrations.moe import _grouped_linear
 from vllm.hf_layers.products.single_row_products import RowPlan, RowsApart
 
 
+_ARGUMENTS = (
+    ("hidden_states", "top_k_index", "top_k_weights"),
+    ("hidden_states", "router_indices", "routing_weights"),
+)
+"""Of experts."""
+
+
 class ExpertLinear(nn.Linear):
     """The product of one expert, as Transformers computes it when it groups rows by expert."""
 
@@ -140,10 +147,8 @@ def is_grouped_experts(module: Any) -> bool:
     names = ("has_gate", "has_bias", "is_transposed", "_apply_gate", "gate_up_proj", "down_proj")
     if not all(hasattr(module, name) for name in names) or not hasattr(module, "config"):
         return False
-    arguments = [*inspect.signature(module.forward).parameters]
-    return arguments == ["hidden_states", "top_k_index", "top_k_weights"] and can_share_products(
-        module
-    )
+    arguments = tuple(inspect.signature(module.forward).parameters)
+    return arguments in _ARGUMENTS and can_share_products(module)
 
 
 def can_share_products(experts: Any) -> bool:
