@@ -16,7 +16,7 @@ from tests.deterministic.models import random_weights
 from tests.loaded_models import engine_config, model_of
 from vllm.forward_context import set_forward_context
 from vllm.hf_layers.layers.experts import HFExpertsMethod
-from vllm.hf_layers.layers.single_row_experts import RowExperts
+from vllm.hf_layers.layers.single_row_experts import RowExperts, is_grouped_experts
 from vllm.hf_model.group import Group
 from vllm.hf_model.stand_ins import stand_in
 
@@ -115,6 +115,30 @@ def test_tokens_that_are_alone(kind: str, dtype: torch.dtype, implementation: st
         expected = torch.cat([mixture.experts(*one) for one in alone])
         together = [torch.cat(parts) for parts in zip(*alone, strict=True)]
         assert torch.equal(RowExperts(mixture.experts)(*together), expected)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("implementation", ["grouped_mm", "eager"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("size", [256, 1440], ids=str)
+def test_experts_with_biases_and_transposed_weights(
+    size: int, dtype: torch.dtype, implementation: str
+) -> None:
+    """gpt-oss's; several blocks of oneDNN's product are in the larger ones."""
+    sizes = {"hidden_size": size, "intermediate_size": size, "num_local_experts": 8}
+    model: Any = random_weights(AutoConfig.for_model("gpt_oss", **(SHAPE | sizes)), dtype)
+    experts = model.model.layers[0].mlp.experts
+    assert experts.gate_up_proj_bias.any()
+    assert is_grouped_experts(experts)
+    experts.config._experts_implementation = implementation
+    generator = torch.Generator().manual_seed(0)
+    for count in (1, 2, 40):
+        x = torch.randn(count, size, generator=generator).to(dtype)
+        scores = torch.randn(count, 8, generator=generator).softmax(-1).to(dtype)
+        weights, indices = scores.topk(4, dim=-1)
+        alone = zip(x.split(1), indices.split(1), weights.split(1), strict=True)
+        expected = torch.cat([experts(*one) for one in alone])
+        assert torch.equal(RowExperts(experts)(x, indices, weights), expected)
 
 
 @torch.inference_mode()

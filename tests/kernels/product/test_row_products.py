@@ -144,6 +144,18 @@ def test_chains_of_any_pairs(columns: int) -> None:
 
 
 @NEEDS_CHAINS
+@pytest.mark.parametrize("num_rows", [1, 3, 8, 9, 67])
+@pytest.mark.parametrize("shape", [*SHAPES, (31, 2), (257, 50), (96, 1026)], ids=str)
+@pytest.mark.parametrize("order", [256, 512, 1024, 2048])
+def test_bits_of_transposed_weights(shape: tuple[int, int], num_rows: int, order: int) -> None:
+    weight, x = denormal(wide_ranging(*shape, seed=1)), denormal(wide_ranging(num_rows, shape[1]))
+    transposed = weight.t().contiguous().t()
+    expected = in_order(x, weight, None, order)
+    assert torch.equal(row_products(x, transposed, None, order), expected)
+    assert row_orders(transposed) == (512, 1024, 256, 2048)
+
+
+@NEEDS_CHAINS
 def test_orders_differ() -> None:
     """The tests above would pass one order in place of another if all added alike."""
     weight, x = wide_ranging(512, 4096, seed=1), wide_ranging(64, 4096)
@@ -196,3 +208,23 @@ def test_argument_errors(change: Callable[..., Any], sentence: str) -> None:
     x, weight, bias = (torch.zeros(s).bfloat16() for s in ((4, 128), (8, 128), (8,)))
     with pytest.raises(RuntimeError, match=f"^row_products: .*{sentence}"):
         torch.ops.vllm_fork.row_products(*change(x, weight, bias, 0))
+
+
+@NEEDS_CHAINS
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda x, w: (x.half(), w, 512), "x must have dtype bfloat16, but has float16"),
+        (lambda x, w: (x, w.float(), 512), "weight must have dtype bfloat16, but has float32"),
+        (lambda x, w: (x[0], w, 512), r"x must have 2 dimension\(s\), but has 1"),
+        (lambda x, w: (x, w.t(), 512), "weight must be contiguous"),
+        (lambda x, w: (x, w[:64], 512), "weight must have 128 rows, as x has columns, but has 64"),
+        (lambda x, w: (x[:, :95].contiguous(), w[:95], 512), "multiple of 2 columns, but has 95"),
+        (lambda x, w: (x, w, 0), "block must be even and above 0, but is 0"),
+        (lambda x, w: (x, w, 7), "block must be even and above 0, but is 7"),
+    ],
+)
+def test_argument_errors_of_transposed_weights(change: Callable[..., Any], sentence: str) -> None:
+    x, weight = torch.zeros(4, 128).bfloat16(), torch.zeros(128, 8).bfloat16()
+    with pytest.raises(RuntimeError, match=f"^transposed_row_products: .*{sentence}"):
+        torch.ops.vllm_fork.transposed_row_products(*change(x, weight))

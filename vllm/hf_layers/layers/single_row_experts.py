@@ -16,7 +16,6 @@ from transformers.integrations.moe import _grouped_linear
 
 from vllm.hf_layers.products.single_row_products import RowPlan, RowsApart
 
-
 _ARGUMENTS = (
     ("hidden_states", "top_k_index", "top_k_weights"),
     ("hidden_states", "router_indices", "routing_weights"),
