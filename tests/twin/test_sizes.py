@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from transformers import (
     Cohere2Config,
     DeepseekV3Config,
@@ -206,3 +208,17 @@ def test_special_tokens_stay_different_and_in_the_vocabulary() -> None:
 def test_a_configuration_without_a_model_says_so() -> None:
     with pytest.raises(NoTwin, match="Transformers makes no model of it"):
         Twin.of(PreTrainedConfig(), ANY_LENGTH)
+
+
+def test_a_seed_gives_the_same_weights() -> None:
+    """Decays of delta nets are drawn when a model is made, and then changed a little."""
+    twin = Twin.of(Qwen3NextConfig(), ANY_LENGTH)
+    found = []
+    for seed in (0, 0, 1):
+        with twin.on_disk(seed) as folder:
+            found.append(load_file(folder / "model.safetensors"))
+    first, again, other = found
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    decays = [name for name in first if name.endswith("A_log")]
+    assert decays
+    assert not any(torch.equal(first[name], other[name]) for name in decays)
