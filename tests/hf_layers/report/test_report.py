@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch import nn
 
+from tests.deterministic.states_models import write_model
 from tests.engines import MODEL
 from tests.loaded_models import LoadModel, engine_config, model_of
 from vllm.config import VllmConfig
@@ -63,6 +65,14 @@ def test_what_keeps_vllms_kernels_is_named_and_refused(made: Any) -> None:
     with pytest.raises(ValueError, match=f'^hf_compat="strict" does not go with {reason}'):
         # Known before the model is made.
         made("deepseek-v2-lite", hf_compat="strict", model_impl="vllm")
+
+
+def test_layers_with_states_keep_vllms_kernels(one_rank: None, tmp_path: Path) -> None:
+    write_model("mamba2", tmp_path)
+    arguments: Any = {"hf_compat": True, "model_impl": "vllm", "skip_tokenizer_init": True}
+    config = engine_config(tmp_path, max_model_len=128, **arguments)
+    report = report_of_model(model_of(config), config)
+    assert of_vllm(report)["MambaMixer2"] == "states are computed by vLLM's kernel"
 
 
 def test_layers_that_nobody_expected_are_refused(made: Any) -> None:

@@ -20,6 +20,7 @@ from vllm.model_executor.custom_op import CustomOp
 from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.model_executor.layers.vocab_parallel_embedding import (
     ParallelLMHead,
     UnquantizedEmbeddingMethod,
@@ -98,6 +99,8 @@ class _Judge:
             return _parity_of_product(layer)
         if isinstance(layer, MoERunner):
             return self._parity_of_experts(layer)
+        if isinstance(layer, MambaBase):
+            return False, "states are computed by vLLM's kernel"
         if isinstance(layer, AttentionLayerBase):
             return self._parity_of_attention(layer)
         if has_hf_operations(layer):
