@@ -102,7 +102,7 @@ def test_the_error_of_a_step_has_the_note(mamba: Path, name: str) -> None:
 def test_exact_mode_is_named_with_what_is_in_its_way(
     mamba: Path, arguments: dict[str, Any], remedy: str
 ) -> None:
-    assert f"use {remedy} which runs" in (note_on(config_of(mamba, **arguments)) or "")
+    assert f"Use {remedy} which runs" in (note_on(config_of(mamba, **arguments)) or "")
 
 
 def test_exact_mode_is_not_named_in_exact_mode(mamba: Path) -> None:

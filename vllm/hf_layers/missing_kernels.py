@@ -72,6 +72,6 @@ def note_on(vllm_config: VllmConfig) -> str | None:
     if (remedy := exact_remedy(vllm_config)) is None:
         return None
     return (
-        f"vLLM's layers of {vllm_config.model_config.architecture} may not run on CPUs: use "
-        f"{remedy}, which runs Transformers' own model."
+        f"Use {remedy}, which runs Transformers' own {vllm_config.model_config.architecture} where "
+        "vLLM's layers do not run."
     )
