@@ -10,10 +10,12 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from tests.deterministic.models import token_ids
-from tests.deterministic.states_models import CHANGES, write_model
+from tests.deterministic.states_models import CHANGES, config_of, write_model
 from tests.kernels.portable_cases import assert_same
+from tools.definitions.proof import random_model
 from vllm.deterministic import attach
 from vllm.hf_layers.engine.exact_models import CACHE_NAMES, cache_name
+from vllm.twin.weights import write_checkpoint
 
 ROWS = [token_ids(tokens, seed, vocabulary=250) for seed, tokens in enumerate((30, 66, 3))]
 LEFT, WIDTH = (20, 4, 0), 72
@@ -98,6 +100,69 @@ def test_a_cache_that_goes_back_is_refused(tmp_path: Path) -> None:
         layer.activate_past_recording()
     with pytest.raises(ValueError, match="a cache that goes back: a state is that of its last"):
         model(ROWS[2], **dict.fromkeys(CACHE_NAMES[1:], cache))
+
+
+@torch.no_grad()
+def test_other_caches_are_refused(tmp_path: Path) -> None:
+    model = attach(stock("qwen3_next", tmp_path))
+    with pytest.raises(ValueError, match=r"no place for states: .* DynamicCache\(config=model"):
+        model(ROWS[2], past_key_values=DynamicCache())
+    cache = model(ROWS[2], use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="it is of 1 sequences, and there are 2"):
+        model(torch.cat((ROWS[2], ROWS[2])), past_key_values=cache)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"attention_mask": torch.tensor([[0, 1]])}, r"shape \[1, 2\]: there are 1 sequences of 3"),
+        ({"attention_mask": torch.ones(2, 3)}, r"shape \[2, 3\]: there are 1 sequences of 3"),
+        ({"attention_mask": torch.ones(1, 1, 3, 3)}, "only 2D masks with padding at the ends"),
+        ({"attention_mask": torch.tensor([[1, 0, 1]])}, "there is some between the tokens"),
+        ({"position_ids": torch.tensor([[0, 0, 1]])}, "must count from 0 at the first token"),
+        ({"seq_idx": torch.tensor([[0, 0, 1]])}, "seq_idx: packed sequences are not specified"),
+    ],
+)
+def test_what_a_model_of_states_alone_would_not_see_is_refused(
+    tmp_path: Path, changed: dict[str, Any], reason: str
+) -> None:
+    model = attach(stock("mamba2", tmp_path))
+    with pytest.raises(ValueError, match=reason):
+        model(ROWS[2], **changed)
+
+
+@torch.no_grad()
+def test_a_prompt_that_is_padded_on_the_right_cannot_go_on(tmp_path: Path) -> None:
+    model = attach(stock("mamba2", tmp_path))
+    with pytest.raises(ValueError, match="padded on the right cannot go on"):
+        model.generate(
+            ROWS[2], attention_mask=torch.tensor([[1, 1, 0]]), max_new_tokens=4, do_sample=False
+        )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda model: model.half(), "packed: leave it in torch.bfloat16, in which it was"),
+        (lambda model: model.train(), r"training mode: call eval\(\)"),
+    ],
+)
+def test_what_is_changed_later_is_refused(tmp_path: Path, change: Any, reason: str) -> None:
+    model = change(attach(stock("mamba2", tmp_path)))
+    with pytest.raises(ValueError, match=reason):
+        model(ROWS[2])
+
+
+@torch.no_grad()
+def test_heads_of_values_may_be_as_many_as_those_of_keys(tmp_path: Path) -> None:
+    config = config_of("qwen3_next")
+    config.linear_num_value_heads = config.linear_num_key_heads
+    write_checkpoint(random_model(config), tmp_path, None)
+    rounded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    expected = rounded(ROWS[1]).logits
+    assert (attach(rounded)(ROWS[1]).logits - expected).norm() < 0.1 * expected.norm()
 
 
 @torch.no_grad()

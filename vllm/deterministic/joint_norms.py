@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vllm.deterministic.refusal import refusal
+from vllm.fork.flags.fork_flags import ForkFlags
 from vllm.fork.models.modules import class_name
 
-_MINIMAX = "vllm.model_executor.models.minimax_m2.MiniMaxM2Attention"
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+_ATTENTION = "vllm.model_executor.models.minimax_m2.MiniMaxM2Attention"
+_ARCHITECTURE = "MiniMaxM2ForCausalLM"
 
 
-def use_joint_norms(name: str, layer: Any) -> None:
-    """Let attention of MiniMax M2 call its norms, whose own class computes both at once.
-
-    Args:
-        name: of the layer.
-        layer: any of the model.
+def check_joint_norms(vllm_config: VllmConfig) -> None:
+    """Refuse such a model on several ranks, before anything starts.
 
     Raises:
-        ValueError: it is such attention, and its heads are on several ranks.
+        ValueError: its heads would be on several ranks in deterministic mode.
     """
-    if class_name(layer) != _MINIMAX:
-        return
-    if layer.q_norm.tp_world > 1:
-        raise refusal(
-            name, layer, "its norms are over the heads of all ranks; one rank computes it"
+    is_portable = ForkFlags.of(vllm_config).is_portable
+    is_split = vllm_config.parallel_config.tensor_parallel_size > 1
+    if is_portable and is_split and vllm_config.model_config.architecture == _ARCHITECTURE:
+        raise ValueError(
+            f"deterministic=True: the norms of {_ARCHITECTURE} are over the heads of all ranks: "
+            "use tensor_parallel_size=1."
         )
-    layer.forward = partial(_forward, layer)
+
+
+def use_joint_norms(layer: Any) -> None:
+    """Let attention of MiniMax M2 call its norms, whose own class computes both at once."""
+    if class_name(layer) == _ATTENTION:
+        layer.forward = partial(_forward, layer)
 
 
 def _forward(layer: Any, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -149,7 +149,7 @@ def _portable(name: str, layer: nn.Module, model: ModelConfig, known: set[int]) 
     """
     use_portable_gate(layer)
     use_portable_sum(layer)
-    use_joint_norms(name, layer)
+    use_joint_norms(layer)
     if isinstance(layer, LinearBase):
         _use_portable_product(name, layer, model)
     elif isinstance(layer, MoERunner):

@@ -6,6 +6,7 @@ from copy import copy
 from typing import TYPE_CHECKING
 
 from vllm.deterministic import engine_args as deterministic
+from vllm.deterministic.joint_norms import check_joint_norms
 from vllm.deterministic.states.engine import check_states
 from vllm.fork.flags.command_line import ending_commands
 from vllm.fork.flags.flag_values import FlagValue, log_decisions
@@ -110,6 +111,7 @@ def prepare_engine_config(
         given.hf_compat = "exact"
         return given.create_engine_config(usage_context, headless)
     check_states(vllm_config)
+    check_joint_norms(vllm_config)
     check_head_size(vllm_config)
     if ForkFlags.of(vllm_config).hf_compat:
         use_hf_semantics(vllm_config)

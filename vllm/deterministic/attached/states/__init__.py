@@ -3,6 +3,7 @@
 """
 
 from .adopt import adopt_states, check_states, is_mixer
+from .arguments import check_arguments
 from .mixers import MixerForm
 
-__all__ = ["MixerForm", "adopt_states", "check_states", "is_mixer"]
+__all__ = ["MixerForm", "adopt_states", "check_arguments", "check_states", "is_mixer"]

@@ -13,6 +13,7 @@ from vllm.fork_kernels.portable.states import (
     portable_mamba2_scan,
 )
 
+from ...refusal import attach_refusal as refusal
 from ..form import Form
 from .tokens import Tokens
 
@@ -49,6 +50,7 @@ class MixerForm(Form):
     OUTPUT: ClassVar[str] = "out_proj"
     TOGETHER: ClassVar[tuple[tuple[str, ...], ...]] = ()
     layer_idx: int
+    training: bool
 
     def forward(
         self,
@@ -66,7 +68,12 @@ class MixerForm(Form):
             attention_mask: [sequences, columns], 0 for padding; None if there is none.
             past_key_values: what some models call the cache.
             others: what other implementations need.
+
+        Raises:
+            ValueError: the layer is in training mode, or see `Tokens.states`.
         """
+        if self.training:
+            raise refusal(type(self).__name__, "it is in training mode: call eval()")
         tokens = Tokens.of(hidden_states, attention_mask)
         cache = past_key_values if cache_params is None else cache_params
         return tokens.scattered(self.mix(tokens.gathered(hidden_states), tokens, cache))
@@ -164,8 +171,8 @@ class DeltaNetForm(MixerForm):
             q.unflatten(-1, (self.num_k_heads, self.head_k_dim)),
             k.unflatten(-1, (self.num_k_heads, self.head_k_dim)),
             v.unflatten(-1, (self.num_v_heads, self.head_v_dim)),
-            a,
-            b,
+            a.contiguous(),
+            b.contiguous(),
             self.A_log,
             self.dt_bias,
             states,

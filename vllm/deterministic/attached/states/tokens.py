@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers.cache_utils import LinearAttentionLayer
 
 from ...refusal import attach_refusal as refusal
 
@@ -20,11 +21,13 @@ class Tokens:
         shape: sequences and columns of the batch.
         rows: int64 [num_tokens], which of all the batch's columns are tokens; None for all.
         query_start_loc: int32 [sequences + 1], the first token of each sequence, and the end.
+        has_padded_ends: whether there is padding behind the tokens of a sequence.
     """
 
     shape: tuple[int, int]
     rows: torch.Tensor | None
     query_start_loc: torch.Tensor
+    has_padded_ends: bool = False
 
     @classmethod
     def of(cls, hidden_states: torch.Tensor, mask: torch.Tensor | None) -> Tokens:
@@ -41,7 +44,9 @@ class Tokens:
         is_token = mask != 0
         counts = is_token.sum(1).cumsum(0)
         starts = torch.cat((counts.new_zeros(1), counts)).to(torch.int32)
-        return cls((sequences, columns), is_token.flatten().nonzero().flatten(), starts)
+        rows = is_token.flatten().nonzero().flatten()
+        has_padded_ends = bool((is_token.any(1) & ~is_token[:, -1]).any())
+        return cls((sequences, columns), rows, starts, has_padded_ends)
 
     def gathered(self, x: torch.Tensor) -> torch.Tensor:
         """Return [num_tokens, size] of x [sequences, columns, size]."""
@@ -73,14 +78,21 @@ class Tokens:
             state: likewise of what the recurrence keeps; None if there is none.
 
         Raises:
-            ValueError: the cache is to go back to earlier tokens, as for assisted generation.
+            ValueError: the cache has no place for states, or is of other sequences, of which one
+                may have ended with padding, or is to go back to earlier tokens, as for assisted
+                generation.
         """
         empty = [
             one.new_zeros(self.shape[0], *one.shape) for one in (inputs, state) if one is not None
         ]
         if cache is None:
             return empty
-        layer = cache.layers[index]
+        layer = cache.layers[index] if index < len(cache.layers) else None
+        if not isinstance(layer, LinearAttentionLayer):
+            raise refusal(
+                "this cache",
+                "it has no place for states: make it with DynamicCache(config=model.config)",
+            )
         if layer.record_past:
             raise refusal("a cache that goes back", "a state is that of its last token alone")
         if not layer.has_previous_state[0]:
@@ -88,4 +100,12 @@ class Tokens:
             if state is not None:
                 layer.lazy_initialization(recurrent_states=empty[1])
             layer.has_previous_state[0] = True
-        return [layer.conv_states[0], layer.recurrent_states[0]][: len(empty)]
+        elif getattr(layer, "portable_is_closed", False):
+            raise refusal("this cache", "a prompt that is padded on the right cannot go on")
+        layer.portable_is_closed = self.has_padded_ends
+        found = [layer.conv_states[0], layer.recurrent_states[0]][: len(empty)]
+        if len(found[0]) != self.shape[0]:
+            raise refusal(
+                "this cache", f"it is of {len(found[0])} sequences, and there are {self.shape[0]}"
+            )
+        return found
