@@ -6,7 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import FalconConfig, GraniteMoeConfig, LlamaConfig, OlmoeConfig, PreTrainedConfig
+from transformers import (
+    FalconConfig,
+    GraniteMoeConfig,
+    Lfm2Config,
+    LlamaConfig,
+    OlmoeConfig,
+    PreTrainedConfig,
+)
 
 from tests.twin.cases import SIZES, start
 from vllm.config import VllmConfig
@@ -43,6 +50,13 @@ def test_it_runs_where_vllms_has_other_bits(make: Any, hf_compat: Any, tmp_path:
 
 def test_it_runs_what_no_twin_of_vllms_can_show(tmp_path: Path) -> None:
     config = FalconConfig(hidden_size=128, num_attention_heads=2, num_hidden_layers=2, alibi=True)
+    assert mode_of(start(config, tmp_path, hf_compat=True)) == "exact"
+
+
+def test_it_runs_where_layers_keep_states(tmp_path: Path) -> None:
+    """LFM2's have the bits, but vLLM's have no beams, and are not promised."""
+    layers = ["conv", "full_attention"]
+    config = Lfm2Config(**SIZES, layer_types=layers)
     assert mode_of(start(config, tmp_path, hf_compat=True)) == "exact"
 
 

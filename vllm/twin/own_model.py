@@ -67,8 +67,14 @@ def _reason(model: ModelConfig, flags: ForkFlags) -> str | None:
         config = config_of(model).get_text_config()
         if found := unlike(config, model.max_model_len):
             return f"vLLM's definition does not go with {found.what}, {found.why}"
+    if model.has_inner_state and setting_of(model, flags).expects_bits:
+        return "its layers keep states, which vLLM's kernels compute in an order of their own"
     finding = definition_of(model, flags, with_causes=False)
-    return str(finding) if _is_needed(finding, setting_of(model, flags)) else None
+    if not _is_needed(finding, setting_of(model, flags)):
+        return None
+    return (
+        f"{finding}, and not to the last bit" if finding.agreement == "rounding" else str(finding)
+    )
 
 
 def _is_needed(finding: Finding, setting: EngineSetting) -> bool:

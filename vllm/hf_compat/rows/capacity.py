@@ -98,9 +98,11 @@ class Room:
         rows = "guidance_scale" if request.is_guided else f"num_beams={request.num_beams}"
         model = self._config.model_config
         if not self._is_exact and (model.is_hybrid or model.is_attention_free):
+            portable = ForkFlags.of(self._config).is_portable
             raise VLLMValidationError(
                 f"{rows} is not available with layers of vLLM's that keep states, which are not in "
-                'blocks: use hf_compat="exact", which has them there.'
+                f'blocks: use hf_compat="exact"{" without deterministic=True" * portable}, which '
+                "has them there."
             )
         if (obstacle := self._obstacle(self._config)) is not None:
             raise VLLMValidationError(

@@ -9,8 +9,8 @@ import torch
 __all__ = ["without_gradient"]
 
 _INFERENCE = (
-    "an attached model is for inference, since its kernels have no gradients: train the model of "
-    "Transformers, and attach it then."
+    "an attached model is for inference, since its packed weights have no gradients: use "
+    "attach(model, training=True), or train the model of Transformers and attach it then."
 )
 
 

@@ -38,7 +38,7 @@ def check_states(model: PreTrainedModel, *, training: bool) -> None:
     name = next((name for name, one in model.named_modules() if is_mixer(one)), None)
     if name is not None and training:
         raise refusal(
-            name, "layers with states have no gradients: attach(model.eval()) computes without them"
+            name, "layers with states have no gradients: attach(model.eval()) is for inference"
         )
     if name is not None and model.device.type != "cpu":
         raise refusal(name, "layers with states have kernels on CPUs alone")
