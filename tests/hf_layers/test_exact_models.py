@@ -30,8 +30,12 @@ from vllm.hf_layers.engine.exact_models import (
 from vllm.twin.check import _refuse
 
 
-def ranks(tensor: int = 1, pipeline: int = 1) -> Any:
-    return SimpleNamespace(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
+def ranks(tensor: int = 1, pipeline: int = 1, context: int = 1) -> Any:
+    return SimpleNamespace(
+        tensor_parallel_size=tensor,
+        pipeline_parallel_size=pipeline,
+        prefill_context_parallel_size=context,
+    )
 
 
 _SETTINGS: dict[str, Any] = {
@@ -122,6 +126,10 @@ def test_models_that_guidance_forgets(config: PreTrainedConfig, is_forgotten: bo
         (
             engine(LlamaConfig(), parallel_config=ranks(tensor=2, pipeline=4)),
             'hf_compat="exact" without tensor_parallel_size=2 and pipeline_parallel_size=4',
+        ),
+        (
+            engine(LlamaConfig(), parallel_config=ranks(context=2)),
+            'hf_compat="exact" without prefill_context_parallel_size',
         ),
         (
             engine(LlamaConfig(), speculative_config=object()),

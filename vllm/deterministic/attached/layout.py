@@ -127,13 +127,19 @@ class Layout:
         """
         if self._has_checked_positions:
             return
-        expected = self._query_positions
-        if not bool(((position_ids.cpu() == expected) | ~self._is_query).all()):
-            raise refusal(
-                "these position_ids",
-                "they must count from 0 at the first token of each row, as generate() makes them",
-            )
+        check_positions(position_ids, self._query_positions, self._is_query)
         self._has_checked_positions = True
+
+
+def check_positions(
+    position_ids: torch.Tensor, expected: torch.Tensor, is_token: torch.Tensor
+) -> None:
+    """Refuse other positions than expected, at tokens (`Layout.check_positions`)."""
+    if not bool(((position_ids.cpu() == expected) | ~is_token).all()):
+        raise refusal(
+            "these position_ids",
+            "they must count from 0 at the first token of each row, as generate() makes them",
+        )
 
 
 def _after_zero(numbers: torch.Tensor) -> torch.Tensor:
@@ -184,12 +190,12 @@ def make_layout(
     starts = torch.zeros(batch_size, dtype=torch.long)
     ends = starts + columns
     if attention_mask is not None:
-        starts, ends = _ends_of_rows(attention_mask.cpu(), columns)
+        starts, ends = ends_of_rows(attention_mask.cpu(), columns)
     num_seen = int(seen.expand(kv_length).sum())
     return Layout(starts, ends, kv_offset, kv_length, q_length, num_seen, device)
 
 
-def _ends_of_rows(mask: torch.Tensor, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+def ends_of_rows(mask: torch.Tensor, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return where the tokens of each row of a mask start and end, both int64 [batch]."""
     if mask.shape[1] != columns:
         raise refusal(

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 
 from vllm.deterministic.states.cache import StateForm, last_inputs, metadata_of, use_states
-from vllm.deterministic.states.convolution import convolve
 from vllm.deterministic.states.decays import load_decays
 from vllm.deterministic.states.gated_norm import GatedNorm, use_gated_norm
-from vllm.fork_kernels.portable.states import portable_gated_delta_rule
+from vllm.deterministic.states.recurrences import convolve, delta_rule
 from vllm.model_executor.layers.mamba.gdn.base import GatedDeltaNetAttention
 from vllm.model_executor.layers.mamba.gdn.olmo_gdn_linear_attn import (
     OlmoHybridGatedDeltaNetAttention,
@@ -109,20 +108,5 @@ def _attend(
     if metadata is None:
         return mixed.new_zeros(len(mixed), layer.num_v_heads, layer.head_v_dim)
     inputs, states = layer.kv_cache
-    mixed = convolve(layer.conv1d, mixed, inputs, metadata, "silu")
-    q, k, v = mixed.split([layer.key_dim, layer.key_dim, layer.value_dim], dim=-1)
-    return portable_gated_delta_rule(
-        q.unflatten(-1, (layer.num_k_heads, layer.head_k_dim)),
-        k.unflatten(-1, (layer.num_k_heads, layer.head_k_dim)),
-        v.unflatten(-1, (layer.num_v_heads, layer.head_v_dim)),
-        a.contiguous(),
-        b.contiguous(),
-        layer.A_log.data,
-        layer.dt_bias.data,
-        states,
-        metadata.slots,
-        metadata.query_start_loc,
-        metadata.has_state,
-        scale=layer.head_k_dim**-0.5,
-        doubles_beta=doubles_beta,
-    )
+    mixed = convolve(layer.conv1d, mixed, inputs, metadata.requests)
+    return delta_rule(layer, mixed, a, b, states, metadata.requests, doubles_beta=doubles_beta)

@@ -12,11 +12,9 @@ from typing import Any
 import torch
 
 from vllm.deterministic.states.cache import StateForm, last_inputs, metadata_of, use_states
-from vllm.deterministic.states.convolution import convolve
 from vllm.deterministic.states.decays import load_decays
 from vllm.deterministic.states.gated_norm import GatedNorm, use_gated_norm
-from vllm.deterministic.states.metadata import StatesMetadata
-from vllm.fork_kernels.portable.states import portable_mamba2_scan
+from vllm.deterministic.states.recurrences import convolve, scan
 from vllm.hf_layers.models import MixerFormula, facts_of
 from vllm.model_executor.layers.mamba.mamba_mixer2 import MambaMixer2
 
@@ -80,43 +78,8 @@ def _forward(
     if metadata is None:
         scanned = torch.zeros_like(gate)
     else:
-        scanned = _scan(layer, limits, metadata, mixed, dt)
+        inputs, states = layer.kv_cache
+        mixed = convolve(layer.conv1d, mixed, inputs, metadata.requests)
+        scanned = scan(layer, layer.A, mixed, dt, states, metadata.requests, limits)
     output, _ = layer.out_proj(layer.norm(scanned, gate))
     return output
-
-
-def _scan(
-    layer: MambaMixer2,
-    limits: tuple[float, float],
-    metadata: StatesMetadata,
-    mixed: torch.Tensor,
-    dt: torch.Tensor,
-) -> torch.Tensor:
-    """Return what the recurrence makes of a step, [num_tokens, intermediate_size].
-
-    Args:
-        layer: the mixer.
-        limits: of the time step.
-        metadata: of the step.
-        mixed: [num_tokens, conv_dim], x, B and C before the convolution.
-        dt: [num_tokens, heads].
-    """
-    inputs, states = layer.kv_cache
-    mixed = convolve(layer.conv1d, mixed, inputs, metadata, "silu")
-    groups = layer.groups_ssm_state_size
-    x, b, c = mixed.split([layer.intermediate_size, groups, groups], dim=-1)
-    scanned = portable_mamba2_scan(
-        x.unflatten(-1, (layer.num_heads, layer.head_dim)),
-        dt,
-        layer.A.data,
-        b.unflatten(-1, (layer.n_groups, layer.ssm_state_size)),
-        c.unflatten(-1, (layer.n_groups, layer.ssm_state_size)),
-        layer.D.data,
-        layer.dt_bias.data,
-        states,
-        metadata.slots,
-        metadata.query_start_loc,
-        metadata.has_state,
-        dt_limits=limits,
-    )
-    return scanned.flatten(1)

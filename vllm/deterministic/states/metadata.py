@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from vllm.deterministic.states.recurrences import Requests
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionMetadataBuilder,
@@ -30,6 +31,11 @@ class StatesMetadata:
     slots: torch.Tensor
     query_start_loc: torch.Tensor
     has_state: torch.Tensor
+
+    @property
+    def requests(self) -> Requests:
+        """What the kernels ask behind their states."""
+        return self.slots, self.query_start_loc, self.has_state
 
 
 class StatesMetadataBuilder(AttentionMetadataBuilder[Any]):

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from vllm.deterministic.states.cache import last_inputs, metadata_of, use_states
-from vllm.deterministic.states.convolution import convolve
+from vllm.deterministic.states.recurrences import convolve
 from vllm.model_executor.layers.mamba.short_conv import ShortConv
 
 
@@ -25,6 +25,6 @@ def _forward(layer: ShortConv, hidden_states: torch.Tensor, output: torch.Tensor
     x = first * x
     metadata = metadata_of(layer)
     if metadata is not None:
-        x = convolve(layer.conv, x, layer.kv_cache[0], metadata, None)
+        x = convolve(layer.conv, x, layer.kv_cache[0], metadata.requests, None)
     result, _ = layer.out_proj(second * x)
     output.copy_(result)

@@ -171,6 +171,7 @@ def _in_its_way(vllm_config: VllmConfig) -> list[str]:
         f"pipeline_parallel_size={parallel.pipeline_parallel_size}": (
             parallel.pipeline_parallel_size > 1
         ),
+        "prefill_context_parallel_size": parallel.prefill_context_parallel_size > 1,
         "speculative_config": vllm_config.speculative_config is not None,
         "kv_transfer_config": vllm_config.kv_transfer_config is not None,
         "kv_cache_dtype": vllm_config.cache_config.cache_dtype != "auto",

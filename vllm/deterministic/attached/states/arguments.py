@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ...refusal import attach_refusal as refusal
+from ..layout import check_positions, ends_of_rows
 
 __all__ = ["check_arguments"]
 
@@ -32,13 +33,19 @@ def check_arguments(tokens: Any, options: Mapping[str, Any], *, is_first: bool) 
     mask, positions = options.get("attention_mask"), options.get("position_ids")
     if tokens is None:
         return
+    sequences, columns = tokens.shape[:2]
+    starts = torch.zeros(sequences, dtype=torch.long)
+    ends = starts + columns
     if isinstance(mask, torch.Tensor):
-        _check_mask(mask, *tokens.shape[:2], is_first=is_first)
+        _check_shape(mask, sequences, columns, is_first=is_first)
+        starts, ends = ends_of_rows(mask.cpu() != 0, mask.shape[1])
     if is_first and isinstance(positions, torch.Tensor) and positions.dim() == 2:
-        _check_positions(positions, mask)
+        column = torch.arange(columns)
+        expected = column - starts[:, None]
+        check_positions(positions, expected, (expected >= 0) & (column < ends[:, None]))
 
 
-def _check_mask(mask: torch.Tensor, sequences: int, columns: int, *, is_first: bool) -> None:
+def _check_shape(mask: torch.Tensor, sequences: int, columns: int, *, is_first: bool) -> None:
     if mask.dim() != 2:
         raise refusal("this attention_mask", "only 2D masks with padding at the ends are specified")
     is_whole = mask.shape[1] == columns if is_first else mask.shape[1] >= columns
@@ -46,22 +53,4 @@ def _check_mask(mask: torch.Tensor, sequences: int, columns: int, *, is_first: b
         raise refusal(
             f"an attention_mask of the shape {[*mask.shape]}",
             f"there are {sequences} sequences of {columns} tokens",
-        )
-    is_token = mask != 0
-    begins = is_token[:, :1].sum(1) + (is_token[:, 1:] & ~is_token[:, :-1]).sum(1)
-    if bool((begins > 1).any()):
-        raise refusal(
-            "this attention_mask",
-            "only padding on the left and on the right is specified, and there is some between the "
-            "tokens of a row; a prompt that is padded on the right cannot go on",
-        )
-
-
-def _check_positions(positions: torch.Tensor, mask: torch.Tensor | None) -> None:
-    is_token = torch.ones_like(positions) if mask is None else (mask != 0).long()
-    expected = is_token.cumsum(1) - 1
-    if not bool(((positions == expected) | (is_token == 0)).all()):
-        raise refusal(
-            "these position_ids",
-            "they must count from 0 at the first token of each row, as generate() makes them",
         )

@@ -1,4 +1,4 @@
-"""The layers with states; the same recurrences as in `vllm.deterministic.states`."""
+"""The layers with states."""
 
 from __future__ import annotations
 
@@ -7,13 +7,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from vllm.fork_kernels.portable.states import (
-    portable_causal_conv,
-    portable_gated_delta_rule,
-    portable_mamba2_scan,
-)
-
 from ...refusal import attach_refusal as refusal
+from ...states.recurrences import convolve, delta_rule, scan
 from ..form import Form
 from .tokens import Tokens
 
@@ -90,10 +85,7 @@ class MixerForm(Form):
         self, x: torch.Tensor, inputs: torch.Tensor, tokens: Tokens, activation: str | None = "silu"
     ) -> torch.Tensor:
         conv = getattr(self, self.CONVOLUTION)
-        weight = conv.weight.squeeze(1)
-        return portable_causal_conv(
-            x, weight, conv.bias, inputs, *tokens.requests, activation=activation
-        )
+        return convolve(conv, x, inputs, tokens.requests, activation)
 
 
 class Mamba2Form(MixerForm):
@@ -118,22 +110,9 @@ class Mamba2Form(MixerForm):
         state = x.new_empty(self.num_heads, self.ssm_state_size, self.head_dim, dtype=torch.float32)
         inputs, states = tokens.states(cache, self.layer_idx, self._empty_inputs(x), state)
         mixed = self._convolved(mixed, inputs, tokens)
-        groups = self.n_groups * self.ssm_state_size
-        values, b, c = mixed.split([self.intermediate_size, groups, groups], dim=-1)
-        least, most = self.time_step_limit
-        scanned = portable_mamba2_scan(
-            values.unflatten(-1, (self.num_heads, self.head_dim)),
-            dt,
-            self.A_log,
-            b.unflatten(-1, (self.n_groups, self.ssm_state_size)),
-            c.unflatten(-1, (self.n_groups, self.ssm_state_size)),
-            self.D,
-            self.dt_bias,
-            states,
-            *tokens.requests,
-            dt_limits=(float(least), float(most)),
-        )
-        return self.out_proj(self.norm(scanned.flatten(1), gate))
+        least, most = map(float, self.time_step_limit)
+        scanned = scan(self, self.A_log, mixed, dt, states, tokens.requests, (least, most))
+        return self.out_proj(self.norm(scanned, gate))
 
     def _projected(self: Any, x: torch.Tensor) -> torch.Tensor:
         """Return what goes into the recurrence, with Falcon-H1's multipliers."""
@@ -166,20 +145,8 @@ class DeltaNetForm(MixerForm):
         )
         inputs, states = tokens.states(cache, self.layer_idx, self._empty_inputs(mixed), state)
         mixed = self._convolved(mixed, inputs, tokens)
-        q, k, v = mixed.split([self.key_dim, self.key_dim, self.value_dim], dim=-1)
-        return portable_gated_delta_rule(
-            q.unflatten(-1, (self.num_k_heads, self.head_k_dim)),
-            k.unflatten(-1, (self.num_k_heads, self.head_k_dim)),
-            v.unflatten(-1, (self.num_v_heads, self.head_v_dim)),
-            a.contiguous(),
-            b.contiguous(),
-            self.A_log,
-            self.dt_bias,
-            states,
-            *tokens.requests,
-            scale=self.head_k_dim**-0.5,
-            doubles_beta=getattr(self, "allow_neg_eigval", False),
-        )
+        doubles_beta = getattr(self, "allow_neg_eigval", False)
+        return delta_rule(self, mixed, a, b, states, tokens.requests, doubles_beta=doubles_beta)
 
 
 class Qwen3NextForm(DeltaNetForm):

@@ -9,6 +9,7 @@ import torch
 from transformers.cache_utils import LinearAttentionLayer
 
 from ...refusal import attach_refusal as refusal
+from ...states.recurrences import Requests
 
 __all__ = ["Tokens"]
 
@@ -61,8 +62,8 @@ class Tokens:
         return x.unflatten(0, self.shape)
 
     @property
-    def requests(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What the kernels ask behind their states: slots, query_start_loc, has_state."""
+    def requests(self) -> Requests:
+        """What the kernels ask behind their states."""
         slots = torch.arange(self.shape[0], dtype=torch.int32)
         return slots, self.query_start_loc, torch.ones_like(slots, dtype=torch.bool)
 
