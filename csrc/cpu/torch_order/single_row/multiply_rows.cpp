@@ -157,8 +157,7 @@ void multiply_transposed(const RowOperands& operands, int64_t block, uint16_t* t
                                  sums.data());
       for (int64_t m = 0; m < operands.rows; ++m) {
         for (int64_t n = 0; n < count; ++n) {
-          const int64_t place = n / 8 % 4 * 4 + n % 4 + (n & 4) * 4;
-          row[n] = sums[m * kTransposedTile + n / kTransposedLanes * kTransposedLanes + place];
+          row[n] = sums[m * kTransposedTile + transposed_place(n)];
         }
         chosen_isa().operations->narrow(operands.format, row.data(),
                                         target + m * operands.outputs + first, count);

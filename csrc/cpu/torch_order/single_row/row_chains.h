@@ -50,6 +50,10 @@ struct TransposedOperands {
 //   sums     likewise, not rounded
 constexpr int64_t kTransposedLanes = 32;
 constexpr int64_t kTransposedTile = 256;
+constexpr int64_t transposed_place(int64_t output) {
+  return output / kTransposedLanes * kTransposedLanes +  // 0..3 of each eight, then 4..7
+         (output & 4) * 4 + output % kTransposedLanes / 8 * 4 + output % 4;
+}
 using TransposedChains = void (*)(const TransposedOperands& operands, const uint16_t* weight,
                                   int64_t outputs, int64_t block, float* chains, float* sums);
 
